@@ -1,0 +1,53 @@
+"""A training loop for PyTorch: a fastai-style Learner with exception-driven callbacks.
+
+`from learner import Learner`, or `from learner.all import *` in a notebook. To read the code, begin with events.py,
+callback.py and learner.py; host.py runs the callbacks, each file in callbacks/ is one feature."""
+from learner.events import (CancelBackwardException, CancelBatchException, CancelEpochException, CancelException,
+                            CancelFitException, CancelStepException, CancelTrainException, CancelValidException,
+                            declare_event, event, event_names)
+from learner.callback import Callback, TrainEvalCallback, before_batch_cb
+from learner.order import CallbackOrderError, sort_by_run
+from learner.host import default_callbacks
+from learner.learner import Learner
+from learner.data import DataLoaders
+from learner.optim import (QHAdam, SGD, Adadelta, Adagrad, Adam, Adamax, Lamb, Larc, Lookahead, NAdam, Optimizer,
+                           OptimWrapper, RAdam, RMSProp, params, ranger, trainable_params)
+from learner.losses import (BCEWithLogitsLossFlat, CrossEntropyLossFlat, DiceLoss, FocalLossFlat, L1LossFlat,
+                            LabelSmoothingCrossEntropy, LabelSmoothingCrossEntropyFlat, MSELossFlat)
+from learner.metrics import (AccumMetric, ActivationType, AvgLoss, AvgMetric, Dice, DiceMulti, JaccardCoeff,
+                             JaccardCoeffMulti, Metric, Perplexity, TorchMetric, ValueMetric, accuracy, accuracy_multi,
+                             error_rate, exp_rmspe, foreground_acc, mae, mk_metric, mse, msle, perplexity, rmse,
+                             top_k_accuracy)
+from learner.skmetrics import (APScoreBinary, APScoreMulti, BalancedAccuracy, BrierScore, BrierScoreMulti, CohenKappa,
+                               ExplainedVariance, F1Score, F1ScoreMulti, FBeta, FBetaMulti, HammingLoss,
+                               HammingLossMulti, Jaccard, JaccardMulti, MatthewsCorrCoef, MatthewsCorrCoefMulti,
+                               PearsonCorrCoef, Precision, PrecisionMulti, R2Score, Recall, RecallMulti, RocAuc,
+                               RocAucBinary, RocAucMulti, SpearmanCorrCoef, skm_to_fastai)
+from learner.callbacks.recorder import Recorder, Row
+from learner.callbacks.progress import CSVLogger, ProgressCallback, ShowGraphCallback
+from learner.callbacks.show import outline
+from learner.display import Live, new_live, set_display, show_table
+from learner.plot import plot_loss
+from learner.utils import replacing, set_seed
+
+__all__ = [
+    'CancelException', 'CancelFitException', 'CancelEpochException', 'CancelTrainException', 'CancelValidException',
+    'CancelBatchException', 'CancelBackwardException', 'CancelStepException', 'event', 'event_names', 'declare_event',
+    'Callback', 'TrainEvalCallback', 'before_batch_cb', 'sort_by_run', 'CallbackOrderError', 'Learner',
+    'default_callbacks', 'DataLoaders',
+    'Optimizer', 'SGD', 'RMSProp', 'Adam', 'RAdam', 'NAdam', 'Adagrad', 'Adadelta', 'Adamax', 'OptimWrapper', 'QHAdam',
+    'Larc', 'Lamb', 'Lookahead', 'ranger', 'params', 'trainable_params',
+    'CrossEntropyLossFlat', 'LabelSmoothingCrossEntropyFlat', 'LabelSmoothingCrossEntropy', 'FocalLossFlat',
+    'BCEWithLogitsLossFlat', 'MSELossFlat', 'L1LossFlat', 'DiceLoss',
+    'Metric', 'AvgMetric', 'AvgLoss', 'ValueMetric', 'AccumMetric', 'ActivationType', 'TorchMetric', 'mk_metric',
+    'accuracy', 'error_rate', 'top_k_accuracy', 'accuracy_multi', 'foreground_acc', 'mse', 'mae', 'msle', 'rmse',
+    'exp_rmspe', 'Dice', 'DiceMulti', 'JaccardCoeff', 'JaccardCoeffMulti', 'Perplexity', 'perplexity',
+    'skm_to_fastai', 'APScoreBinary', 'BalancedAccuracy', 'BrierScore', 'CohenKappa', 'F1Score', 'FBeta', 'HammingLoss',
+    'Jaccard', 'MatthewsCorrCoef', 'Precision', 'Recall', 'RocAuc', 'RocAucBinary', 'APScoreMulti', 'BrierScoreMulti',
+    'F1ScoreMulti', 'FBetaMulti', 'HammingLossMulti', 'JaccardMulti', 'MatthewsCorrCoefMulti', 'PrecisionMulti',
+    'RecallMulti', 'RocAucMulti', 'R2Score', 'ExplainedVariance', 'PearsonCorrCoef', 'SpearmanCorrCoef',
+    'Recorder', 'Row', 'ProgressCallback', 'ShowGraphCallback', 'CSVLogger', 'outline',
+    'Live', 'new_live', 'set_display', 'show_table', 'plot_loss', 'replacing', 'set_seed']
+
+__version__ = '0.1.0'
+default_callbacks.update(recorder=Recorder, progress=ProgressCallback)

@@ -1,0 +1,239 @@
+"""Recorder: losses, learning rates and metrics of a fit, a row an epoch; `learn.history` and `learn.smooth_loss`.
+
+Losses stay on the device until somebody reads them or the phase ends, so recording never waits for a GPU."""
+import math
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from fastcore.basics import patch
+
+from learner.callback import Callback
+from learner.learner import Learner
+from learner.plot import plot_loss
+from learner.tensors import find_bs
+from learner.utils import replacing, warn
+
+__all__ = ['Recorder', 'Row']
+
+
+class Row(tuple):
+    "Values that are found by position, as in a tuple, or by name: `row['valid_loss']`"
+    names: tuple[str, ...]
+
+    def __new__(cls,
+        names: Iterable[str],       # one name a value
+        values: Iterable[float],    # NaN for what was not computed
+    ):
+        row = super().__new__(cls, values)
+        row.names = tuple(names)
+        return row
+
+    def __getnewargs__(self): return self.names, tuple(self)
+
+    def __getitem__(self, k: Any) -> Any:
+        if not isinstance(k, str): return super().__getitem__(k)
+        if k not in self.names: raise KeyError(f"no column `{k}`; there are {', '.join(self.names)}")
+        return super().__getitem__(self.names.index(k))
+
+    def __repr__(self) -> str: return f"Row({', '.join(f'{n}={v:.6g}' for n, v in zip(self.names, self))})"
+
+
+class Losses:
+    "Losses batch by batch, with the items each stands for; on the device until read"
+    def __init__(self):
+        self.values: list[float] = []   # read so far
+        self.marks: list[tuple] = []    # (items, number of the batch, learning rate) of each batch
+        self.waiting: list[Any] = []    # on the device: single losses, 512 bytes each on a GPU, and stacks of 512
+
+    def add(self, loss, *mark):
+        self.marks.append(mark)
+        self.waiting.append(loss)
+        if len(self.waiting) > 512: self.waiting[:] = [torch.cat([t.reshape(-1) for t in self.waiting])]
+
+    def read(self) -> list[float]:  # all values, one a batch
+        "Copy what waits from the device, at once"
+        if self.waiting: self.values += torch.cat([t.reshape(-1) for t in self.waiting]).double().tolist()
+        self.waiting.clear()
+        return self.values
+
+    def mean(self, start: int = 0) -> float:  # NaN if there are none
+        "Mean loss per item, from batch number `start` on"
+        pairs = list(zip(self.read()[start:], self.marks[start:]))
+        n = sum(mark[0] for _, mark in pairs)
+        return math.fsum(v*mark[0] for v, mark in pairs)/n if n else math.nan
+
+
+class Recorder(Callback):
+    "Records losses, learning rates, metrics and time"
+    order = 50
+    unique = True
+    run_in = frozenset({'fit', 'validate', 'lr_find'})
+    state = ('valid', 'parts', 'active')
+
+    def __init__(self,
+        add_time: bool = True,        # record how long each epoch takes, in seconds
+        train_metrics: bool = False,  # also compute the metrics on the training batches, while training
+        valid_metrics: bool = True,   # compute them on the validation batches
+        beta: float = .98,            # weight of the past in `smooth_loss`, 0 to 1; .98 halves it in 34 batches
+    ):
+        self.add_time, self.train_metrics, self.valid_metrics, self.beta = add_time, train_metrics, valid_metrics, beta
+        self.history: list[dict] = []   # a dict a row, over all fits
+        self.n_fit = -1
+        self._reset()
+
+    def _reset(self):
+        self.train, self.valid, self.parts, self.active = Losses(), Losses(), {}, []
+        self.iters: list[int] = []      # batches recorded up to the end of each epoch
+        self.values: list[Row] = []     # a row an epoch: losses and metrics
+        self.log: list|None = None      # the latest row as shown, aligned with `metric_names`
+        self.columns: dict = {}         # (phase, validation set) -> names of its columns
+        self.row: dict = {}             # what the present epoch has given so far
+        self._smooth, self._losses, self._warned = 0., [], False
+
+    @property
+    def raw_losses(self) -> list[float]:
+        "The training loss of each batch of the fit"
+        return self.train.read()
+
+    @property
+    def lrs(self) -> list[float]:
+        "The learning rate of the last parameter group at each batch of the fit"
+        return [mark[2] for mark in self.train.marks]
+
+    @property
+    def losses(self) -> list[float]:
+        "The smoothed training loss after each batch of the fit: a debiased moving average that forgets as `beta` says"
+        done = len(self._losses)
+        for i, v in enumerate(self.raw_losses[done:], done+1):
+            self._smooth = self.beta*self._smooth + (1-self.beta)*v
+            self._losses.append(self._smooth/(1-self.beta**i))
+            if not math.isfinite(v) and not self._warned: self._warn(i-1, v)
+        return self._losses
+
+    def _warn(self, i, loss):
+        self._warned = True
+        epoch = sum(i >= n for n in self.iters)
+        warn(f"the training loss is {loss} in epoch {epoch}, batch {self.train.marks[i][1]}: look at that batch, lower "
+             "the learning rate, or clip the gradients")
+
+    @property
+    def metric_names(self) -> list[str]:
+        "The columns of the table: `epoch`, losses and metrics, `time`"
+        return ['epoch', *self._names(), *(['time'] if self.add_time else [])]
+
+    def _names(self): return [n for names in self.columns.values() for n in names]
+
+    def _results(self, phase, losses, start=0, values=True):  # what a phase gives, by column
+        which = f'{self.valid_name}_' if self.valid_name else ''
+        results = {f'{which}{phase}_loss': losses.mean(start)}
+        for k, part in self.parts.items(): results[f'{which}{phase}_{k}'] = part.mean()
+        which += f'{phase}_' if self.train_metrics else ''
+        for m in self.active:
+            value = m.value if values else math.nan
+            for k, v in (value if isinstance(value, dict) else {m.name: value}).items():
+                name = f'{which}{k}'
+                if name in results: name = next(n for i in range(2, 99) if (n := f'{name}_{i}') not in results)
+                results[name] = float(v)
+        return results
+
+    def before_fit(self):
+        if self.run_kind == 'validate': return
+        self._reset()
+        self.n_fit += 1
+        self._expect('train', '', self.train_metrics)
+        for name in self.dls.valid_sets: self._expect('valid', name, self.valid_metrics)
+        self.active = []
+
+    def _expect(self, phase, name, metrics):  # the columns of a phase, as far as they can be known before it has run
+        self.active = self.metrics if metrics else []
+        with replacing(self.learn, valid_name=name):
+            self.columns[phase, name] = list(self._results(phase, Losses(), values=False))
+
+    def before_epoch(self):
+        self.start_time = time.perf_counter()
+        self.row = {}
+
+    def before_train(self): self._start(self.train_metrics)
+
+    def before_validate(self):
+        self.valid = Losses()
+        self._start(self.valid_metrics)
+
+    def _start(self, metrics):
+        self.parts, self.active = {}, list(self.metrics) if metrics else []
+        for m in self.active: m.reset()
+
+    def after_batch(self):
+        learn = self.learn
+        if learn.loss is not None:
+            n = find_bs(learn.yb or learn.xb)
+            if learn.training: self.train.add(learn.loss, n, learn.iter, learn.opt.hypers[-1]['lr'])
+            else: self.valid.add(learn.loss, n)
+            for k, v in (learn.loss_parts or {}).items(): self.parts.setdefault(k, Losses()).add(v, n)
+        if learn.pred is not None:
+            for m in self.active: m.accumulate(learn)
+
+    def after_train(self): self._end('train', self._results('train', self.train, self.iters[-1] if self.iters else 0))
+
+    def after_validate(self):
+        results = self._results('valid', self.valid)
+        if self.run_kind != 'validate': return self._end('valid', results)
+        old = self.final_record or Row((), ())  # of the validation sets before this one
+        self.learn.final_record = Row((*old.names, *results), (*old, *results.values()))
+
+    def _end(self, phase, results):
+        self.columns[phase, self.valid_name] = list(results)
+        self.row.update(results)
+
+    def after_epoch(self):
+        self.log = None
+        if self.run_kind == 'validate' or not self.row: return
+        seconds, lr = time.perf_counter()-self.start_time, self.opt.hypers[-1]['lr']
+        smooth = self.losses[-1] if self.losses else math.nan
+        row = Row(names := self._names(), [self.row.get(n, math.nan) for n in names])
+        self.iters.append(len(self.train.marks))
+        self.values.append(row)
+        self.learn.final_record = row
+        self.log = [self.epoch, *row, *([seconds] if self.add_time else [])]
+        rest = {n: v for n, v in zip(names, row) if n != 'train_loss'}
+        self.history.append({'fit': self.n_fit, 'epoch': self.epoch, 'train_loss': row['train_loss'],
+                             'smooth_loss': smooth, **rest, 'time': seconds, 'lr': lr})
+        if self.logger:
+            if len(self.values) == 1: self.logger(self.metric_names)
+            self.logger(self.log)
+
+    def cleanup_epoch(self): self.row = {}  # should another callback end the next epoch before it begins
+    def cleanup_train(self): self.losses  # noqa: B018  # reads what is left, also after an error: a bad loss is told
+    def cleanup_validate(self): self.valid.read()
+
+    def cleanup_fit(self):  # metrics may hold predictions
+        for m in self.metrics if self.run_kind != 'validate' else (): m.reset()
+
+    def plot_loss(self,
+        skip_start: int = 5,       # leave out the first batches, where the loss falls steeply
+        with_valid: bool = True,   # also draw the validation loss, at the batch after which it was computed
+        log: bool = False,         # logarithmic axis of losses
+        ax: Any = None,            # matplotlib axes to draw on; new ones if None
+    ) -> Any:                      # the axes
+        "Draw the smoothed training loss of the last fit, batch by batch, and the validation losses"
+        names = [cols[0] for (phase, _), cols in self.columns.items() if phase == 'valid']
+        valid = {n: [row[n] if n in row.names else math.nan for row in self.values] for n in names if with_valid}
+        return plot_loss(self.losses, self.iters, valid, skip_start=skip_start, log=log, ax=ax)
+
+
+@patch(as_prop=True)  # pyright: ignore[reportOptionalCall]
+def smooth_loss(self: Learner) -> float:
+    "The Recorder's moving average of the training loss; NaN before the first batch; reading it may wait for a GPU"
+    losses = self.recorder.losses if 'recorder' in vars(self) else ()
+    return losses[-1] if losses else math.nan
+
+
+@patch(as_prop=True)  # pyright: ignore[reportOptionalCall]
+def history(self: Learner) -> Any:
+    """All epochs of all fits as a DataFrame: fit, epoch, losses, metrics, time (seconds), lr (last group, at the end)
+
+    NaN where a phase was skipped or cancelled before it gave anything."""
+    import pandas as pd
+    return pd.DataFrame(self.recorder.history)

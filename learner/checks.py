@@ -1,0 +1,46 @@
+"""Bad input gets a clear error before training starts."""
+from numbers import Integral
+from typing import Any
+
+import torch
+
+from learner.optim import missing_params
+from learner.utils import warn
+
+__all__ = ['check_fit', 'check_trained']
+
+
+def check_fit(
+    learn: Any,        # the Learner
+    n_epoch: Any,      # as `fit` got it
+    start_epoch: Any,  # as `fit` got it
+) -> None:
+    """What can be known before anything of a fit has run
+
+    Raises: TypeError, ValueError or RuntimeError, saying what to do."""
+    for name, n in dict(n_epoch=n_epoch, start_epoch=start_epoch).items():
+        if not isinstance(n, Integral): raise TypeError(f"fit: `{name}` is {n!r}; give a whole number of epochs")
+        if n < 0: raise ValueError(f"fit: `{name}` is {n}; it cannot be negative")
+    if start_epoch and start_epoch >= n_epoch: raise ValueError(
+        f"fit: `start_epoch={start_epoch}` leaves nothing of `n_epoch={n_epoch}`, which counts skipped epochs too")
+    if learn._scope: raise RuntimeError(
+        f"fit was called within a {learn.run_kind} that is still running; callbacks may call `validate`")
+    if torch.is_inference_mode_enabled() or not torch.is_grad_enabled(): raise RuntimeError(
+        "fit was called with gradients switched off: leave the `torch.no_grad()` or `inference_mode()` block")
+    if not any(True for m in learn.modules for _ in m.parameters()):
+        raise ValueError(f"`{type(learn.model).__name__}` has no parameters, so there is nothing to fit")
+    if n_epoch: learn.dls.check()
+
+
+def check_trained(
+    learn: Any,  # the Learner, when callbacks have had their `before_fit`
+) -> None:
+    """That something is trained, and a warning that names what is not
+
+    Raises: ValueError if all parameters are frozen."""
+    if not any(p.requires_grad for ps in learn.opt.param_lists for p in ps): raise ValueError(
+        f"all parameters of `{type(learn.model).__name__}` are frozen: set `requires_grad` of those to be trained")
+    if names := missing_params(learn.opt, learn.model, learn.loss_func):
+        more = f" and {len(names)-5} more" if len(names) > 5 else ''
+        warn(f"not trained, since the optimizer was made without them: {', '.join(names[:5])}{more}; "
+             "`learn.create_opt()` makes one with all parameters")

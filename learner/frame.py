@@ -1,0 +1,109 @@
+"""What a fit or an evaluation saves and puts back, so that whatever called it goes on as if nothing had happened."""
+import sys
+from collections import deque
+from collections.abc import Iterable
+from contextlib import contextmanager
+from copy import copy, deepcopy
+from typing import Any
+
+import torch
+
+from learner.events import LoopState
+from learner.interrupt import deferred_interrupt, free_frames, frees_memory
+from learner.modes import restore_modes, snapshot_modes
+from learner.utils import replacing, rng_state, set_rng_state, warn
+
+__all__ = ['fit_frame', 'ready_opt', 'made_from', 'evaluation_frame', 'guest_frame']
+
+loop_fields = frozenset([*vars(LoopState), 'stage', 'valid_name', 'stepped', 'n_step', 'loss_parts', '_had_targets'])
+
+
+@contextmanager
+def fit_frame(
+    learn: Any,  # the Learner that trains
+):
+    "Ctrl-C between two batches only, modes afterwards as they were, and no memory held by an interrupt's traceback"
+    modes, handled = snapshot_modes(*learn.modules), sys.exc_info()[1]
+    try:
+        with deferred_interrupt(learn._stop): yield
+    except BaseException as e:
+        if frees_memory(e): free_frames(e, handled)
+        raise
+    finally: restore_modes(modes)
+
+
+def made_from(
+    learn: Any,          # the Learner
+) -> dict[str, Any]:     # by name
+    "What an optimizer depends on, beside the model's parameters"
+    return {k: getattr(learn, k) for k in ('opt_func', 'splitter', 'wd_bn_bias', 'train_bn', 'param_opts')}
+
+
+@contextmanager
+def ready_opt(
+    learn: Any,   # the Learner that trains
+    lr: Any,      # learning rate; None: the Learner's
+    wd: Any,      # weight decay for this fit only; None: the Learner's
+    reset: bool,  # a new optimizer in any case
+):
+    "The optimizer of the last fit, or a new one if anything that it depends on has changed, with the rates of this fit"
+    old, now = getattr(learn.opt, 'made_from', None) or {}, made_from(learn)
+    changed = [k for k in old if old[k] != now[k]]
+    if old and {p for m in learn.modules for p in m.parameters()} != learn.opt.names.keys(): changed.append('model')
+    if changed and not reset: warn(f"the optimizer is made anew, since `{'`, `'.join(changed)}` changed")
+    opt = learn.create_opt() if learn.opt is None or reset or changed else learn.opt
+    opt.zero_grad()
+    opt.set_hyper('lr', learn.lr if lr is None else lr)
+    if learn.wd is not None: opt.set_hyper('wd', learn.wd)
+    if wd is None: return (yield)
+    kept = [h.get('wd') for h in opt.hypers]
+    opt.set_hyper('wd', wd)
+    try: yield
+    finally: opt.set_hyper('wd', kept)
+
+
+@contextmanager
+def evaluation_frame(
+    learn: Any,                                # the Learner that evaluates
+    generators: Iterable[torch.Generator] = (),  # the loader's own ones, and its samplers'
+):
+    "Without autograd, and with loop state, modes and all random streams afterwards as they were"
+    state = {k: v for k, v in vars(learn).items() if k in loop_fields}
+    modes, rng, own = snapshot_modes(*learn.modules), rng_state(), [(g, g.get_state()) for g in generators]
+    try:
+        with torch.no_grad(): yield
+    finally:
+        for k in loop_fields & vars(learn).keys() - state.keys(): delattr(learn, k)
+        vars(learn).update(state)
+        restore_modes(modes)
+        set_rng_state(rng)
+        for g, s in own: g.set_state(s)
+
+
+@contextmanager
+def guest_frame(
+    learn: Any,  # the Learner that evaluates
+):
+    "Also metrics, hyper-parameters and the declared state of callbacks are afterwards as they were"
+    kept = [(vars(cb), k, vars(cb)[k], _content(vars(cb)[k])) for cb in learn.cbs for k in cb.state if k in vars(cb)]
+    hypers = [dict(h) for h in learn.opt.hypers] if learn.opt else []
+    work, busy = learn._at_work, set()
+    while work: busy, work = busy | {(id(work[0]), work[1])}, work[2]
+    now = dict(_metrics=deepcopy(learn.metrics), _scope=['frame', learn._scope, []], _at_work=learn._at_work,
+               _busy=frozenset(busy), final_record=None)
+    with evaluation_frame(learn), replacing(learn, **now):
+        try: yield
+        finally:
+            for attrs, k, value, content in kept:
+                attrs[k] = value
+                if content is not None: _refill(value, content)
+            for h, old in zip(learn.opt.hypers if learn.opt else [], hypers):
+                if dict(h) != old: h.update(old)
+    learn._resolve()  # the handlers of whatever goes on
+
+
+def _content(o): return copy(o) if isinstance(o, (list, dict, set, deque)) else None
+
+def _refill(o, content):  # in place, since others may hold the same list
+    o.clear()
+    (o.extend if isinstance(o, (list, deque)) else o.update)(content)

@@ -1,0 +1,348 @@
+"""Loader: any user's loader as the Learner iterates it, with order and draws exactly those of torch's DataLoader.
+
+For a torch DataLoader over a map dataset, the index batches of an epoch come from one place, a `Plan`, made before the
+first item is loaded. `Loader.record` (random states at the start of the epoch) and `Loader.position` (batches given)
+are all that `start_at` needs to go on in the middle of an epoch, in another process, without loading what came before.
+The user's loader is never modified: worker processes belong to a shallow copy.
+"""
+import random
+import signal
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import (BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler,
+                              SequentialSampler, Subset, SubsetRandomSampler, TensorDataset, WeightedRandomSampler,
+                              default_collate, get_worker_info)
+
+from .tensors import exact_device, pinned, to_cuda, to_device
+from .utils import rng_state, set_rng_state
+
+__all__ = ['Loader', 'untouched']
+
+# They draw nothing from a global stream between batches, so that an epoch can be drawn at once; a subclass may.
+finite_samplers = SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler
+
+
+@contextmanager
+def untouched(
+    *loaders: 'Loader',  # loaders that the block iterates
+):
+    "Put all random streams back after the block: python's, numpy's and torch's, and the `loaders`' own generators"
+    rng, own = rng_state(), [(g, g.get_state()) for dl in loaders for g in dl.generators()]
+    try: yield
+    finally:
+        set_rng_state(rng)
+        for g, s in own: g.set_state(s)
+
+
+class Loader:
+    """Any iterable of batches, wrapped; other attributes are those of the user's own loader `dl`, also when set
+
+    A torch DataLoader over a map dataset runs by a plan and can `start_at` any batch without loading those before it.
+    Its custom samplers are drawn lazily; then this is exact unless they draw from a global stream between batches.
+    A DataLoader over an IterableDataset, one with its own `__iter__`, or any other iterable is iterated as it is.
+    One iteration at a time: to iterate it again meanwhile, use a `fork`.
+
+    Raises: TypeError if `dl` is data, not an iterable of batches."""
+    dl: Any                                  # the user's loader
+    device: torch.device | str | int | None  # where batches go; None leaves them where they are
+    record: dict[str, Any] | None            # random states when the current epoch started, for `start_at`
+    position: int                            # batches given in the current epoch, skipped ones included
+    _start: tuple[dict, int] | None          # what `start_at` asked for
+    _live: Any                               # weak reference to the newest iteration
+    _pool: DataLoader | None                 # the copy of `dl` that has the persistent workers
+    _end: Any                                # ends them
+    _base: tuple[int, int] | None            # base seed of the persistent workers, epochs they have run
+
+    def __init__(self,
+        dl: Any,                                         # a torch DataLoader, or any iterable of batches
+        device: torch.device | str | int | None = None,  # where batches go; None leaves them where they are
+    ):
+        if isinstance(dl, (str, Mapping)) or hasattr(dl, 'shape') or not hasattr(dl, '__iter__'):
+            raise TypeError(f"`{type(dl).__name__}` is no loader of batches; wrap a dataset in a torch DataLoader (or "
+                            "`DataLoaders.from_dsets`), give arrays and tensors to `DataLoaders.from_tensors`")
+        self.dl, self.device, self.record, self.position = dl, device, None, 0
+        self._start = self._live = self._pool = self._end = self._base = None
+
+    def __getattr__(self, name):
+        if name.startswith('__') or name == 'dl': raise AttributeError(name)  # asked for while copying or unpickling
+        try: return getattr(self.dl, name)
+        except AttributeError as e:
+            raise AttributeError(f"neither `Loader` nor its `{type(self.dl).__name__}` has `{name}`") from e
+
+    def __setattr__(self, name, value):
+        if name in Loader.__annotations__: object.__setattr__(self, name, value)
+        else: setattr(self.dl, name, value)
+
+    def __len__(self): return len(self.dl)
+    def __bool__(self): return True  # a loader is one, also without batches or a length
+    def __repr__(self): return f"Loader({self.dl!r})"
+
+    @property
+    def n_batches(self) -> int | None:
+        "Batches in a whole epoch; None if the loader cannot tell"
+        try: return len(self.dl)
+        except Exception: return None  # a loader's `__len__` raises whatever its dataset's does
+
+    @property
+    def bs(self) -> int:
+        "Items in a batch"
+        n = getattr(self.dl, 'batch_size', None) or getattr(getattr(self.dl, 'batch_sampler', None), 'batch_size', None)
+        if n is None: raise AttributeError  # `__getattr__` goes on from here
+        return n
+
+    def generators(self) -> list[torch.Generator]:
+        "The random generators of the loader and its samplers, each once"
+        found, todo = {}, [self.dl]
+        for o in todo:
+            own = getattr(o, '__dict__', {})
+            found.update({id(g): g for g in own.values() if isinstance(g, torch.Generator)})
+            todo += [own[k] for k in ('batch_sampler', 'sampler') if k in own]
+        return list(found.values())
+
+    def fork(self) -> 'Loader':
+        "A loader of the same data with workers, record and position of its own"
+        return Loader(self.dl, self.device)
+
+    def for_eval(self) -> 'Loader':
+        "This loader, or a fork if it is being iterated, whose workers draw their seeds afresh whatever ran before"
+        live = self._live and self._live()
+        if live is not None and live.gi_frame is not None: return self.fork()
+        self._base = None
+        return self
+
+    def restart_workers(self) -> None:
+        "End the kept worker processes: the next epoch starts new ones, which see the dataset as it is then"
+        if self._end is not None: self._end()
+        self._pool = self._end = self._base = None
+
+    def start_at(self,
+        record: dict[str, Any],  # `record` of the epoch to go on with
+        position: int,           # the first batch to be given, counted from 0
+    ) -> None:
+        """Let the next iteration go on in the middle of an epoch; global random streams stay as they are then
+
+        Index batches are drawn again and skipped; only what is iterated as it is must be loaded up to `position`."""
+        self._start = record, position
+
+    def why_empty(self) -> str:
+        "Why an epoch has no batch, and what to do about it"
+        kind, data, bs = type(self.dl).__name__, getattr(self.dl, 'dataset', None), getattr(self, 'bs', 0)
+        n = len(data) if hasattr(data, '__len__') else None  # type: ignore
+        if n == 0: return f"its dataset, a `{type(data).__name__}`, is empty"
+        if n and n < bs: return (f"its dataset holds {n} items, less than one batch of {bs}, which `drop_last` drops; "
+                                 "lower the batch size or set `drop_last=False`")
+        if not isinstance(self.dl, Iterator): return f"its `{kind}` yields nothing"
+        return f"its `{kind}` can be iterated only once and is used up; pass a DataLoader or a list of batches"
+
+    # ---- an epoch
+
+    def __iter__(self) -> Iterator:
+        "The batches of one epoch; draws that precede the first batch are made here, in the order of torch's DataLoader"
+        if self._start is None:
+            own = [g.get_state() for g in self.generators()]
+            self.record, self.position = dict(rng=rng_state(), generators=own, base=self._base), 0
+            it = self._given(*self._batches(0))
+        else:
+            (self.record, self.position), self._start = self._start, None
+            with untouched():
+                set_rng_state(self.record['rng'])
+                for g, s in zip(self.generators(), self.record['generators'], strict=True): g.set_state(s)
+                self._base = self.record['base']
+                it = self._given(*self._batches(self.position))
+        self._live = weakref.ref(it)
+        return it
+
+    def _given(self, batches, ahead):
+        "Move the batches and count them"
+        state, device = self.__dict__, None if self.device is None else exact_device(self.device)
+        if device is not None and device.type == 'cuda': batches = to_cuda(batches, device, ahead)
+        for b in batches:
+            state['position'] += 1  # past `__setattr__`, which would cost two calls a batch
+            yield b if device is None else to_device(b, device)
+
+    def _batches(self, k):
+        "Batches from number `k` on, and whether they may be fetched ahead, because that draws nothing here"
+        dl = self.dl
+        stock = isinstance(dl, DataLoader) and all(getattr(type(dl), name) is getattr(DataLoader, name)
+                                                   for name in ('__iter__', '_get_iterator', '_index_sampler'))
+        if not stock or isinstance(dl.dataset, IterableDataset):
+            batches = self._from_workers() if stock and dl.num_workers else iter(dl)
+            for _ in islice(batches, k): pass
+            return batches, isinstance(dl, (list, tuple)) or stock and dl.num_workers > 0
+        plan = Plan(dl, self._base)
+        if dl.num_workers: return self._from_workers(plan, k), True
+        if found := _indexable(dl, plan): return _indexed(*found, plan.starts(k), plan.bs), True
+        batches = map(partial(_fetch, dl), plan.batches(k))
+        return map(pinned, batches) if dl.pin_memory and torch.cuda.is_available() else batches, False
+
+    def _from_workers(self, plan=None, k=0):
+        "Batches fetched by torch's worker processes, which belong to a copy of the loader"
+        pool, keep = self._pool, self.dl.persistent_workers
+        if pool is None: pool = _worker_pool(self.dl, self.device, plan is not None)
+        if plan is not None:
+            seed, age = plan.base
+            if keep: self._base = seed, age+1
+            pool.generator = torch.Generator().manual_seed(seed)  # torch would draw from the user's a second time
+            pool._index_sampler.batches = plan.seeded(k)  # type: ignore[attr-defined]
+        try: it: Any = iter(pool)
+        except BaseException:
+            self.restart_workers()
+            raise
+        # `it` would do this itself when freed, but waits 5 s in vain if the garbage collector freed its queues before
+        end = self._end or weakref.finalize(self, it._shutdown_workers)
+        if keep: self._pool, self._end = pool, end
+        return self._guarded(it, end, keep)
+
+    def _guarded(self, it, end, keep):
+        "End the workers if fetching is cut short: a queue left in the middle of a message cannot be read again"
+        try:
+            while True:
+                try: b = next(it)
+                except StopIteration: return
+                except BaseException:
+                    self.restart_workers()
+                    raise
+                yield b
+        finally:
+            if not keep: end()
+
+
+class Plan:
+    "The index batches of one epoch, drawn from one place before the first item is loaded"
+    def __init__(self,
+        dl: DataLoader,                         # over a map dataset
+        base: tuple[int, int] | None = None,    # persistent workers' base seed and age in epochs; None draws a seed
+    ):
+        sampler: Any = dl.sampler if dl.batch_sampler is None else dl.batch_sampler
+        exact = type(sampler) is BatchSampler
+        flat: Any = sampler.sampler if exact else sampler
+        lazy = type(flat) not in finite_samplers
+        self.rest = iter(sampler) if lazy else None  # before the base seed, as in torch
+        self.base = base or (_draw_seed(dl.generator), 0)
+        self.ids = None if lazy else _all_indices(flat)
+        self.bs, self.drop_last = (sampler.batch_size, sampler.drop_last) if exact else (None, False)
+
+    def starts(self, k: int) -> range:
+        "Where in `ids` the batches from number `k` on start"
+        n, bs = len(self.ids), self.bs or 1  # type: ignore
+        return range(k*bs, n - n % bs if self.drop_last else n, bs)
+
+    def batches(self, k: int) -> Iterator:
+        "The index batches from number `k` on; single indices if the loader does not batch"
+        if self.rest is not None:
+            for _ in islice(self.rest, k): pass
+            return self.rest
+        ids = self.ids
+        listed = Tensor.tolist if isinstance(ids, Tensor) else list
+        return (listed(ids[i:i+self.bs]) if self.bs else listed(ids[i:i+1])[0] for i in self.starts(k))  # type: ignore
+
+    def seeded(self, k: int) -> Iterator:
+        "Each index batch with a seed of its own, made from the epoch's seed and the batch's number"
+        seed = _mix(*self.base)
+        return ((_mix(seed, n), ids) for n, ids in enumerate(self.batches(k), k))
+
+
+def _draw_seed(generator=None): return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
+def _all_indices(s) -> Tensor | range | list:
+    "What a finite sampler gives in an epoch, by the draws that it makes itself"
+    if type(s) is SequentialSampler: return range(len(s.data_source))
+    if type(s) is not RandomSampler or s.replacement:
+        ids = list(s)
+        return torch.tensor(ids, dtype=torch.int64) if all(type(i) is int for i in ids) else ids
+    n, wanted, g = len(s.data_source), s.num_samples, s.generator or torch.Generator().manual_seed(_draw_seed())
+    rounds = [torch.randperm(n, generator=g) for _ in range(wanted//n + 1)]  # the last one even if unused
+    return torch.cat([*rounds[:-1], rounds[-1][:wanted % n]])
+
+
+def _mix(seed: int, n: int) -> int:
+    """A seed for number `n`, 64 bits, unlike those of neighbouring numbers and seeds
+
+    Source: SplitMix64; Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014."""
+    mask = 2**64 - 1
+    z = (seed + (n+1)*0x9E3779B97F4A7C15) & mask
+    z = (z ^ z >> 30)*0xBF58476D1CE4E5B9 & mask
+    z = (z ^ z >> 27)*0x94D049BB133111EB & mask
+    return z ^ z >> 31
+
+
+# ---- fetching in this process
+
+def _items(dataset, ids):
+    many = getattr(dataset, '__getitems__', None)
+    return many(ids) if many else [dataset[i] for i in ids]
+
+
+def _fetch(dl, ids): return dl.collate_fn(dl.dataset[ids] if dl.batch_sampler is None else _items(dl.dataset, ids))
+
+
+def _indexable(dl, plan) -> tuple[Any, Any] | None:
+    "The tensors and indices to index batch by batch, if the loader does nothing else; where in doubt, item by item"
+    if plan.bs is None or not isinstance(plan.ids, (Tensor, range)) or dl.collate_fn is not default_collate: return None
+    data, subsets = dl.dataset, []
+    while type(data) is Subset: data, subsets = data.dataset, [*subsets, data.indices]
+    if type(data) is not TensorDataset or any(type(t) is not Tensor or t.layout is not torch.strided or
+                                              t.device != data.tensors[0].device for t in data.tensors): return None
+    ids = plan.ids if isinstance(plan.ids, Tensor) else torch.arange(len(plan.ids))
+    for indices in subsets: ids = torch.as_tensor(indices, dtype=torch.int64)[ids]
+    if len(ids) and not 0 <= ids.min() <= ids.max() < len(data): return None
+    return data.tensors, ids.to(data.tensors[0].device)
+
+
+def _indexed(tensors, ids, starts, bs):
+    for i in starts:
+        now = ids[i:i+bs]
+        yield [t.index_select(0, now) for t in tensors]  # a copy: who changes a batch in place changes no data
+
+
+# ---- fetching in worker processes
+
+class _Feed:
+    "The (batch) sampler of a pool of workers: seeded index batches, new ones each epoch"
+    batches: Iterator
+    def __iter__(self): return self.batches
+
+
+class _Seeded(Dataset):
+    "A dataset that seeds all generators before each index batch, so that it matters not which worker fetches it"
+    def __init__(self, dataset): self.dataset = dataset
+    def __getitem__(self, seeded): return self.dataset[_seed(*seeded)]
+    def __getitems__(self, seeded): return _items(self.dataset, _seed(*seeded))
+
+
+def _seed(seed, ids):
+    "Seed all generators for the items of `ids`, and return these"
+    torch.default_generator.manual_seed(seed)  # 1 µs; `torch.manual_seed` takes 300, since it seeds GPUs too
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    return ids
+
+
+class _WorkerInit:
+    "Lets workers ignore Ctrl-C, which is for the main process, and shows the user's function the user's dataset"
+    def __init__(self, init_fn): self.init_fn = init_fn
+    def __call__(self, worker_id):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        info: Any = get_worker_info()
+        if isinstance(info.dataset, _Seeded): object.__setattr__(info, 'dataset', info.dataset.dataset)
+        if self.init_fn is not None: self.init_fn(worker_id)
+
+
+def _worker_pool(dl, device, planned) -> DataLoader:
+    "A shallow copy of `dl`, made past DataLoader's `__setattr__`, which forbids these changes"
+    new = dict(_iterator=None, worker_init_fn=_WorkerInit(dl.worker_init_fn),
+               pin_memory=dl.pin_memory or device is not None and torch.device(device).type == 'cuda')
+    if planned:
+        new |= {'sampler' if dl.batch_sampler is None else 'batch_sampler': _Feed(), 'dataset': _Seeded(dl.dataset)}
+    pool = object.__new__(type(dl))
+    vars(pool).update(vars(dl), **new)
+    return pool

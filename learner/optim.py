@@ -1,0 +1,285 @@
+"""Parameter groups, hyper-parameters and freezing over any torch optimizer.
+
+`make_opt` builds what `learn.opt` is: an `Optimizer` around torch's own, with one group for each of the splitter's.
+Inside torch's optimizer such a group can be several `param_groups` (weights that decay, biases that do not, parameters
+with a multiplier); two keys of our own say what each is: `'group'`, the number of the splitter's group, and `'opts'`,
+the multipliers and fixed values of its parameters.
+"""
+from collections.abc import Callable, Iterable, MutableMapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from learner.optimizers import (SGD, Adadelta, Adagrad, Adam, Adamax, Lamb, Larc, Lookahead, NAdam, OptimWrapper,
+                                QHAdam, RAdam, RMSProp, attach_hooks, opt_lr, ranger, torch_opt)
+from learner.splitters import all_names, check_groups, find_opts, is_bias, norm_params, params, shape, trainable_params
+from learner.utils import warn
+
+__all__ = ['Optimizer', 'make_opt', 'missing_params', 'params', 'trainable_params', 'opt_lr', 'OptimWrapper', 'SGD',
+           'RMSProp', 'Adam', 'RAdam', 'NAdam', 'Adagrad', 'Adadelta', 'Adamax', 'QHAdam', 'Larc', 'Lamb', 'Lookahead',
+           'ranger']
+
+hyper_names = ('lr', 'mom', 'sqr_mom', 'eps', 'wd')
+# torch's names → ours; 'wd', the decay done by our own hook, comes after 'weight_decay', which is 0 then
+torch_names = dict(lr='lr', momentum='mom', alpha='sqr_mom', rho='sqr_mom', eps='eps', weight_decay='wd', wd='wd')
+
+
+def _places(group: dict) -> dict[str, tuple[str, int|None]]:
+    "Where a group of torch's keeps each hyper-parameter it has: the key, and the index in its value if that is a tuple"
+    where: dict = {ours: (key, None) for key, ours in torch_names.items()
+                   if isinstance(group.get(key), (int, float, Tensor))}
+    if 'betas' in group: where |= dict(mom=('betas', 0), sqr_mom=('betas', 1))
+    if group.get('momentum') == 0: del where['mom']  # off: no schedule shall give a momentum where there was none
+    if 'lambd' in group: del where['sqr_mom']        # the alpha of ASGD is the power by which its rate falls
+    return {n: where[n] for n in hyper_names if n in where}
+
+
+def _value(group: dict, place: tuple[str, int|None]) -> float:
+    v, at = group[place[0]], place[1]
+    return float(v if at is None else v[at])
+
+
+def _per_group(v, n: int) -> list[float]:
+    "`v` for each of `n` groups: a number is for all, `slice(a, b)` geometric, `slice(b)` `b/10` for all but the last"
+    if not isinstance(v, slice): return [float(x) for x in np.ravel(v)] if np.ndim(v) else [float(v)]*n
+    firsts = [v.start*(v.stop/v.start)**(i/(n-1)) for i in range(n-1)] if v.start else [v.stop/10]*(n-1)
+    return [*firsts, float(v.stop)]
+
+
+class _Hypers(MutableMapping):
+    "The hyper-parameters of one group under fastai's names, read from torch's optimizer and written to it"
+    def __init__(self, opt: 'Optimizer', i: int): self.opt, self.i = opt, i
+    def __iter__(self): return iter(self.opt.places)
+    def __len__(self): return len(self.opt.places)
+    def __repr__(self): return repr(dict(self))
+    def __delitem__(self, name): raise TypeError(f"a hyper-parameter cannot be removed; set `{name}` to 0")
+
+    def find(self):
+        "Look up which of torch's groups make up this one, and from which of them to read each value"
+        groups = self.opt.opt.param_groups
+        self.own = [k for k, g in enumerate(groups) if g['group'] == self.i]
+        def mult(name, k): return 0. if name in (o := groups[k]['opts']) else o.get(f'{name}_mult', 1.)
+        def best(name): return max(self.own, key=lambda k: (mult(name, k) != 0, mult(name, k) == 1))  # as it was set
+        self.readers = {n: (k := best(n), place, mult(n, k) or 1.) for n, place in self.opt.places.items()}
+
+    def __getitem__(self, name):
+        k, place, mult = self.readers[name]
+        return _value(self.opt.opt.param_groups[k], place)/mult
+
+    def __setitem__(self, name, v):
+        opt = self.opt
+        if name not in opt.places: raise ValueError(
+            f"this {type(opt.opt).__name__} has no `{name}`, only {', '.join(opt.places)}" +
+            ("; give it a momentum when it is made, as in partial(SGD, mom=0.9)" if name == 'mom' else ''))
+        if not v >= 0: raise ValueError(f"`{name}` must be 0 or more, not {v}")
+        if name == 'wd' and v: opt.regroup(by_decay=True)
+        key, at = opt.places[name]
+        for g in (opt.opt.param_groups[k] for k in self.own):
+            x = g['opts'][name] if name in g['opts'] else float(v)*g['opts'].get(f'{name}_mult', 1.)
+            g[key] = x if at is None else tuple(x if k == at else b for k, b in enumerate(g[key]))
+
+
+# ---- the optimizer
+
+class Optimizer:
+    """A torch optimizer with fastai's face; `opt` is torch's own, which GradScaler and torch's schedulers take
+
+    `hypers` has a mapping for each group, which can be written to. A multiplier of `param_opts` goes on top of what is
+    set there; a value that `param_opts` fixes stays."""
+    made_from: Any = None  # what the learner built it from, to see whether it still is the right one
+    frozen_idx = 0         # the groups before this one are frozen
+
+    def __init__(self,
+        opt: torch.optim.Optimizer,            # has exactly one group for each of `param_lists`
+        param_lists: list[list[Tensor]],       # the parameters of each group
+        opts: dict[Tensor, dict[str, float]],  # of each parameter: fixed values by name, multipliers by `name_mult`
+        names: dict[Tensor, list[str]],        # all names of each parameter
+        always: set[Tensor],                   # parameters that `freeze_to` leaves trainable
+    ):
+        self.opt, self.param_lists, self.opts, self.names, self.always = opt, param_lists, opts, names, always
+        self.places, self._by_decay = _places(opt.param_groups[0]), None
+        self._all = [p for ps in param_lists for p in ps]
+        known = {f'{n}{end}' for n in self.places for end in ('', '_mult')}
+        unknown = {k for o in opts.values() for k in o} - known
+        if unknown: raise ValueError(f"`param_opts`: {type(opt).__name__} has no {', '.join(sorted(unknown))}, only "
+                                     f"{', '.join(sorted(known))}")
+        start = [{n: _value(g, place) for n, place in self.places.items()} for g in opt.param_groups]
+        self.hypers = [_Hypers(self, i) for i in range(len(param_lists))]
+        self.regroup(by_decay=False)
+        for h, values in zip(self.hypers, start): h.update(values)
+
+    def __setstate__(self, state: dict):
+        self.__dict__.update(state)
+        attach_hooks(self.opt)  # torch does not copy hooks
+
+    def step(self) -> None:
+        "One step of torch's optimizer; parameters without gradient stay as they are"
+        self.opt.step()
+
+    def zero_grad(self) -> None:
+        "Drop all gradients"
+        for p in self._all: p.grad = None
+
+    def all_params(self) -> list[Tensor]:
+        "The parameters of all groups"
+        return list(self._all)
+
+    def regroup(self,
+        by_decay: bool,  # do parameters with another decay stand apart? While it is 0 that would only cost time
+    ) -> None:
+        "Lay out torch's `param_groups` by splitter's group and by options; each takes over the values it had"
+        if by_decay == self._by_decay: return
+        old = {p: g for g in self.opt.param_groups for p in g['params']}
+        new: dict[tuple, dict] = {}
+        for i, ps in enumerate(self.param_lists):
+            for p in ps:
+                opts = {k: v for k, v in self.opts[p].items() if by_decay or k != 'wd_mult'}
+                g = new.setdefault((i, *sorted(opts.items())), {**old[p], 'params': [], 'group': i, 'opts': opts})
+                g['params'].append(p)
+        self.opt.param_groups[:] = new.values()
+        for h in self.hypers: h.find()
+        self._by_decay = by_decay
+
+    def set_hyper(self,
+        name: str,   # `lr`, `mom`, `sqr_mom`, `eps` or `wd`
+        value: Any,  # a number, a list with one for each group, `slice(a, b)` (geometric), `slice(b)` (b/10 … b/10, b)
+    ) -> None:
+        """Set a hyper-parameter of all groups, from the next step on
+
+        Raises: ValueError if the optimizer has no such hyper-parameter, or if there is not one value for each group."""
+        values = _per_group(value, len(self.hypers))
+        if len(values) != len(self.hypers):
+            raise ValueError(f"{len(values)} values of `{name}` for {len(self.hypers)} groups:\n{self}")
+        for h, v in zip(self.hypers, values): h[name] = v
+
+    def set_hypers(self, **hypers) -> None:
+        "`set_hyper` for each of `hypers`"
+        for name, value in hypers.items(): self.set_hyper(name, value)
+
+    def freeze_to(self,
+        n: int,  # number of groups to freeze; if negative, all but the last `-n`
+    ) -> None:
+        """Freeze the first groups (but for normalisation layers if `train_bn`) and make the others trainable
+
+        Raises: ValueError if there are too few groups."""
+        n_groups = len(self.param_lists)
+        if not -n_groups <= n < n_groups or (n and n_groups == 1): raise ValueError(
+            f"`freeze_to({n})` needs more than {n_groups} group{'s'*(n_groups > 1)}, which a `splitter` that returns "
+            f"several lists of parameters makes:\n{self}")
+        self.frozen_idx = n % n_groups
+        for i, ps in enumerate(self.param_lists):
+            for p in ps:
+                if not (p.is_floating_point() or p.is_complex()): continue  # integers have no gradient
+                p.requires_grad_(i >= self.frozen_idx or p in self.always)
+                if not p.requires_grad: p.grad = None  # else torch would step it once more
+
+    def freeze(self) -> None:
+        "Freeze all groups but the last"
+        self.freeze_to(-1)
+
+    def unfreeze(self) -> None:
+        "Make all parameters trainable, also those frozen by hand"
+        self.freeze_to(0)
+
+    def clear_state(self) -> None:
+        "Forget momenta and averages, as if no step had been made; hyper-parameters stay"
+        self.opt.state.clear()
+
+    def state_to_device(self) -> None:
+        "Move the state to where its parameters are now"
+        for g in self.opt.param_groups:
+            for p in g['params']:
+                for k, v in self.opt.state.get(p, {}).items():
+                    # torch keeps `step` on the CPU, except in the fused and the capturable form
+                    if isinstance(v, Tensor) and (k != 'step' or g.get('fused') or g.get('capturable')):
+                        self.opt.state[p][k] = v.to(p.device)
+
+    def state_dict(self) -> dict[str, Any]:  # tensors and plain values only
+        "torch's `state` and `param_groups`, parameters numbered in the order of the groups, and what they belong to"
+        number = {p: i for i, p in enumerate(self._all)}
+        order = [number[p] for g in self.opt.param_groups for p in g['params']]
+        state = self.opt.state_dict()
+        return dict(state={order[k]: s for k, s in state['state'].items()},
+                    param_groups=[{**g, 'params': [order[k] for k in g['params']]} for g in state['param_groups']],
+                    hypers=[dict(h) for h in self.hypers], kind=self._kind(), groups=self._described())
+
+    def load_state_dict(self,
+        state: dict[str, Any],  # what `state_dict` returned
+    ) -> None:
+        """Load state and hyper-parameters
+
+        Raises: ValueError if they are of another optimizer, or of other groups, shapes or `param_opts`."""
+        if state['kind'] != self._kind(): raise ValueError(f"a state of {state['kind']} does not fit {self._kind()}")
+        counts = [len(ps) for ps in state['groups']]
+        if counts != [len(ps) for ps in self.param_lists]:
+            raise ValueError(f"a state of groups with {counts} tensors does not fit these:\n{self}")
+        wrong = [f"\n`{name}` {shape} {opts} in the state, `{n}` {s} {o} here" for theirs, ours
+                 in zip(state['groups'], self._described()) for (name, shape, opts), (n, s, o) in zip(theirs, ours)
+                 if opts != o or (shape != s and None not in (shape, s))]  # None: a lazy one, not known yet
+        if wrong: raise ValueError(f"the state does not fit {len(wrong)} of the parameters:{''.join(wrong[:5])}")
+        self.opt.param_groups[:] = [{'params': [self._all[k] for k in g['params']]} for g in state['param_groups']]
+        self.opt.load_state_dict({k: state[k] for k in ('state', 'param_groups')})
+        for h in self.hypers: h.find()
+        self._by_decay = None  # as it was when the state was saved
+
+    def _kind(self) -> str: return f"{type(self.opt).__name__} with {', '.join(self.places)}"
+
+    def _described(self) -> list[list[list]]:
+        return [[[self.names[p][0], shape(p), self.opts[p]] for p in ps] for ps in self.param_lists]
+
+    def __repr__(self) -> str:
+        rows = [['group', 'tensors', 'parameters', *self.places, 'frozen', 'from … to']]
+        for i, (ps, h) in enumerate(zip(self.param_lists, self.hypers)):
+            n_frozen = sum(not p.requires_grad for p in ps)
+            rows.append([str(i), str(len(ps)), '?' if any(map(is_lazy, ps)) else f'{sum(p.numel() for p in ps):,}',
+                         *(f'{v:.3g}' for v in h.values()), {0: 'no', len(ps): 'yes'}.get(n_frozen, 'partly'),
+                         f'{self.names[ps[0]][0]} … {self.names[ps[-1]][0]}'])
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        return '\n'.join([type(self.opt).__name__, *('  '.join(map(str.ljust, r, widths)).rstrip() for r in rows)])
+
+
+# ---- making one
+
+def missing_params(
+    opt: Optimizer,
+    model: nn.Module,
+    loss_func: Any = None,  # its parameters too, if it is a module
+) -> list[str]:
+    "Names of the trainable parameters that no group holds"
+    return [ns[0] for p, ns in all_names(model, loss_func).items() if p.requires_grad and p not in opt.opts]
+
+
+def make_opt(
+    opt_func: Callable,         # a torch.optim class, a partial of one, or a function of groups and `lr`
+    groups: Iterable,           # what the splitter returned: parameters, or a list of them for each group
+    model: nn.Module,
+    lr: Any,                    # as `Optimizer.set_hyper` takes it
+    wd: Any = None,             # weight decay, likewise; None leaves the optimizer's own
+    wd_bn_bias: bool = False,   # also decay biases and normalisation layers?
+    train_bn: bool = True,      # do normalisation layers of frozen groups go on training?
+    param_opts: dict[str, dict[str, float]]|None = None,  # by name or its last part, with wildcards: `lr_mult`, `wd` …
+    loss_func: Any = None,      # may have parameters that the splitter returned
+) -> Optimizer:
+    """The optimizer that `opt_func` makes, as `learn.opt`
+
+    In `param_opts`, `lr_mult=10` multiplies whatever `lr` is set to, `lr=1e-4` fixes it; so for each hyper-parameter.
+    Raises: ValueError if parameters are missing, twice in the groups or foreign, or `param_opts` do not fit;
+    TypeError if `opt_func` cannot be used."""
+    names = all_names(model, loss_func)
+    lists = check_groups(groups, names, type(model).__name__)
+    opts = find_opts(param_opts or {}, {p: names[p] for ps in lists for p in ps})
+    norms = norm_params(model, loss_func)
+    opt = torch_opt(opt_func, lists, float(lr.stop if isinstance(lr, slice) else np.ravel(lr)[-1]))
+    if not wd_bn_bias and 'wd' in _places(opt.param_groups[0]):
+        for p, o in opts.items():
+            if p in norms or is_bias(names[p]): o.setdefault('wd_mult', 0.)
+    if any(getattr(m, 'sparse', None) is True for m in model.modules()):  # an embedding whose gradients nothing fuses
+        for g in opt.param_groups: g |= {'fused': None} if g.get('fused') else {}
+    opt = Optimizer(opt, lists, opts, names, norms if train_bn else set())
+    opt.set_hypers(lr=lr, **({} if wd is None else {'wd': wd}))
+    missing = missing_params(opt, model, loss_func)
+    if missing: warn(f"no group from `splitter` has these parameters, so they are not trained: {', '.join(missing)}")
+    return opt

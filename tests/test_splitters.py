@@ -1,0 +1,171 @@
+"""Promises of learner.splitters: groups, and which parameters decay or have options of their own."""
+import pytest
+import torch
+from fastcore.foundation import L
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from learner.optim import SGD, make_opt, missing_params
+from tests.optim_helpers import by_layer, net, one_group, weights
+
+
+def decays(**modules):
+    "Names of the parameters that shrink when gradients are 0"
+    model = nn.ModuleDict(modules)
+    opt = one_group(SGD, model, wd=.5)
+    for p in opt.all_params(): p.grad = torch.zeros_like(p.data.fill_(1.))
+    opt.step()
+    return {n for n, p in model.named_parameters() if not torch.equal(p, torch.ones_like(p))}
+
+
+# ---- groups from splitters, and what they may not be
+
+@pytest.mark.parametrize('splitter', [
+    lambda m: m.parameters(), lambda m: tuple(m.parameters()), lambda m: [list(m.parameters())],
+    lambda m: L(m.parameters())])
+def test_one_group(splitter):
+    "Parameters in any iterable, or in a list of one list, are one group"
+    model = net()
+
+    assert [len(ps) for ps in make_opt(SGD, splitter(model), model, .1).param_lists] == [8]
+
+
+@pytest.mark.parametrize('splitter,error,message', [
+    (lambda m: [m[:2].parameters(), m.parameters()], ValueError, '`0.weight` is in group 0 and in group 1'),
+    (lambda m: [*m.parameters(), m[0].bias], ValueError, '`0.bias` is in group 0 and in group 0'),
+    (lambda m: [nn.Parameter(torch.ones(2, 3))], ValueError, r'tensor of shape \[2, 3\], no parameter of `Sequential`'),
+    (lambda m: [m.parameters(), []], ValueError, 'group 1 of the 2 that `splitter` returned is empty'),
+    (lambda m: [], ValueError, '`splitter` returned no parameters of `Sequential`'),
+    (lambda m: [m[:2], m[2:]], TypeError, 'group 0 has a `Sequential`'),
+    (lambda m: [{'params': m.parameters()}], TypeError, 'group 0 has a `dict`'),
+    (lambda m: None, TypeError, 'group 0 has a `NoneType`')])
+def test_bad_splitter(splitter, error, message):
+    "Duplicates, foreign tensors, empty groups and other things than parameters are refused by name"
+    model = net()
+
+    with pytest.raises(error, match=message): make_opt(SGD, splitter(model), model, .1)
+
+
+def test_model_without_parameters():
+    "A model without parameters is an error that says so"
+    with pytest.raises(ValueError, match='`ReLU` has no parameters'): one_group(SGD, nn.ReLU())
+
+
+def test_left_out_parameters_are_named():
+    "Trainable parameters that no group holds are named in a warning, frozen ones are not"
+    model = net()
+    model[0].requires_grad_(False)
+
+    with pytest.warns(UserWarning, match='not trained: 1.weight, 1.bias$'):
+        make_opt(SGD, model[2:].parameters(), model, .1)
+
+
+def test_parameters_that_come_later_are_found():
+    "`missing_params` names what was added after the optimizer was made"
+    model = net()
+    opt = one_group(SGD, model)
+
+    model.append(nn.Linear(2, 1))
+
+    assert missing_params(opt, model) == ['5.weight', '5.bias']
+
+
+def test_parameters_of_the_loss():
+    "A splitter may return the loss's parameters; if it does not, a warning names them"
+    model, loss_func = net(), nn.Linear(2, 1)
+    opt = make_opt(SGD, [model.parameters(), loss_func.parameters()], model, .1, loss_func=loss_func)
+
+    assert 'loss_func.weight … loss_func.bias' in repr(opt)
+    with pytest.warns(UserWarning, match='not trained: loss_func.weight, loss_func.bias$'):
+        make_opt(SGD, model.parameters(), model, .1, loss_func=loss_func)
+
+
+# ---- decay of norms and biases, options by parameter
+
+@pytest.mark.parametrize('layer', [
+    nn.BatchNorm1d(3), nn.BatchNorm2d(3), nn.BatchNorm3d(3), nn.SyncBatchNorm(3), nn.InstanceNorm1d(3, affine=True),
+    nn.InstanceNorm2d(3, affine=True), nn.InstanceNorm3d(3, affine=True), nn.LayerNorm(3), nn.GroupNorm(1, 3),
+    nn.RMSNorm(3)], ids=lambda m: type(m).__name__)
+def test_normalisation_layers_do_not_decay(layer):
+    "No parameter of any of torch's normalisation layers decays, those of other layers do"
+    assert decays(norm=layer, emb=nn.Embedding(2, 3), lin=nn.Linear(3, 3)) == {'emb.weight', 'lin.weight'}
+
+
+def test_lazy_normalisation_does_not_decay():
+    "A lazy normalisation layer is one before it knows its shape"
+    model = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())
+    opt = one_group(torch.optim.AdamW, model)
+
+    assert [[opt.names[p][0] for p in g['params']] for g in opt.opt.param_groups if g['weight_decay']] == [['0.weight']]
+
+
+@pytest.mark.parametrize('layer,decayed', [
+    (nn.LSTM(3, 2), {'m.weight_ih_l0', 'm.weight_hh_l0'}),
+    (nn.MultiheadAttention(4, 2), {'m.in_proj_weight', 'm.out_proj.weight'}),
+    (parametrizations.weight_norm(nn.Linear(3, 2), 'bias'), {'m.weight'})], ids=['lstm', 'attention', 'parametrized'])
+def test_biases_do_not_decay(layer, decayed):
+    "Biases are found by name, in recurrent and attention layers and under a parametrization too"
+    assert decays(m=layer) == decayed
+
+
+def test_decay_set_later_spares_biases():
+    "Decay that starts at 0 takes no group of its own in torch's optimizer, and spares norms and biases once it is set"
+    model = net()
+    opt = make_opt(SGD, by_layer(model), model, .1)
+    assert len(opt.opt.param_groups) == 4
+
+    opt.set_hyper('wd', .5)
+    for p in opt.all_params(): p.grad = torch.zeros_like(p)
+    before = weights(model)
+    opt.step()
+
+    changed = [not torch.equal(a, b) for a, b in zip(weights(model), before)]
+    assert changed == [True, False, False, False, True, False, True, False]
+    assert len(opt.hypers) == 4 and len(opt.opt.param_groups) == 7
+
+
+def test_param_opts_multiply_and_fix():
+    "A multiplier stays under `set_hyper` and schedules, a fixed value stays as it is, `hypers` shows the base"
+    model = net()
+    opt = one_group(torch.optim.AdamW, model, .1, wd_bn_bias=True,
+                    param_opts={'4.*': dict(lr_mult=10, wd_mult=.5), 'bias': dict(wd=.25), '2.weight': dict(mom=.5)})
+
+    opt.set_hypers(lr=.2, wd=.5)
+
+    found = {opt.names[p][0]: (g['lr'], g['weight_decay'], g['betas'][0])
+             for g in opt.opt.param_groups for p in g['params']}
+    bias = (.2, .25, .9)
+    assert found == {'0.weight': (.2, .5, .9), '0.bias': bias, '1.weight': (.2, .5, .9), '1.bias': bias,
+                     '2.weight': (.2, .5, .5), '2.bias': bias, '4.weight': (2., .25, .9), '4.bias': (2., .25, .9)}
+    assert opt.hypers == [dict(lr=.2, mom=.9, sqr_mom=.999, eps=1e-8, wd=.5)]
+
+
+@pytest.mark.parametrize('param_opts,found', [
+    ({'*': dict(lr_mult=10)}, {1.}), ({'0.*': dict(lr_mult=0)}, {0., .1}), ({'0.*': dict(lr=5)}, {5., .1})])
+def test_hypers_show_the_base(param_opts, found):
+    "`hypers` shows the value that was set, whichever parameters have a multiplier or a fixed value"
+    opt = one_group(SGD, net(), .1, param_opts=param_opts)
+
+    assert opt.hypers[0]['lr'] == .1 and {g['lr'] for g in opt.opt.param_groups} == found
+
+
+@pytest.mark.parametrize('param_opts,message', [
+    ({'head.*': dict(lr_mult=10)}, r"`param_opts`: 'head.\*' matches none of 0.weight, 0.bias"),
+    ({'0.*': dict(lr_mul=10)}, '`param_opts`: SGD has no lr_mul, only lr, lr_mult, wd, wd_mult'),
+    ({'0.*': dict(mom=.9)}, '`param_opts`: SGD has no mom, only')])
+def test_bad_param_opts(param_opts, message):
+    "A pattern that matches nothing and an option the optimizer has not are errors"
+    with pytest.raises(ValueError, match=message): one_group(SGD, net(), param_opts=param_opts)
+
+
+def test_tied_parameters():
+    "A tied parameter is one parameter, stepped once, and `param_opts` finds it under each of its names"
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    model[1].weight = model[0].weight
+    opt, before = one_group(SGD, model, .1, param_opts={'1.weight': dict(lr_mult=2)}), model[0].weight.detach().clone()
+
+    model[0].weight.grad = torch.ones(3, 3)
+    opt.step()
+
+    assert len(opt.all_params()) == 1
+    torch.testing.assert_close(model[1].weight.detach(), before-.2)
