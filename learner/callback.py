@@ -111,7 +111,8 @@ class TrainEvalCallback(Callback):
 
     def before_fit(self):
         self.learn.train_iter, self.learn.pct_train = 0, 0.
-        for m in self.modules: move(m, self.device)
+        moved = [move(m, self.device) for m in self.modules]
+        if any(moved) and self.opt: self.opt.state_to_device()
 
     def before_train(self):
         self.learn.pct_train = self.epoch/self.n_epoch

@@ -42,5 +42,5 @@ def check_trained(
         f"all parameters of `{type(learn.model).__name__}` are frozen: set `requires_grad` of those to be trained")
     if names := missing_params(learn.opt, learn.model, learn.loss_func):
         more = f" and {len(names)-5} more" if len(names) > 5 else ''
-        warn(f"not trained, since the optimizer was made without them: {', '.join(names[:5])}{more}; "
-             "`learn.create_opt()` makes one with all parameters")
+        warn(f"not trained, since the optimizer was made without them: {', '.join(names[:5])}{more}; `learn.splitter` "
+             "says what it gets, `learn.create_opt()` makes it anew; `requires_grad_(False)` marks what is to stay so")

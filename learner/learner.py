@@ -224,8 +224,8 @@ class Learner(Host):
     def _get_loss(self):
         if not self.yb or self.loss_func is None: loss = loss_without_targets(self)
         else: loss = self.loss_func(self.pred, *self.yb)
-        if type(loss) is Tensor and not loss.ndim: return loss
-        loss, self.loss_parts = total_loss(loss, self.loss_func)
+        if type(loss) is Tensor and not loss.ndim and (loss.requires_grad or not self.training): return loss
+        loss, self.loss_parts = total_loss(loss, self.loss_func, self.training)
         return loss
 
     def _backward(self): self.loss_grad.backward()

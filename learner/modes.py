@@ -60,9 +60,11 @@ def choose_device(
 def move(
     model: nn.Module,
     device: torch.device,
-) -> None:
+) -> bool:  # was it moved?
     "Move `model` to `device`, unless it is there; a model spread over devices is left alone, with a warning"
     now = devices(model)
     if len(now) > 1: warn(f"`{type(model).__name__}` is spread over {', '.join(map(str, now))} and is left there; "
                           f"batches go to {device}")
-    elif now and now[0] != device: model.to(device)
+    moves = len(now) == 1 and now[0] != device
+    if moves: model.to(device)
+    return moves

@@ -16,7 +16,6 @@ from torch.nn.parameter import is_lazy
 from learner.optimizers import (SGD, Adadelta, Adagrad, Adam, Adamax, Lamb, Larc, Lookahead, NAdam, OptimWrapper,
                                 QHAdam, RAdam, RMSProp, attach_hooks, opt_lr, ranger, torch_opt)
 from learner.splitters import all_names, check_groups, find_opts, is_bias, norm_params, params, shape, trainable_params
-from learner.utils import warn
 
 __all__ = ['Optimizer', 'make_opt', 'missing_params', 'params', 'trainable_params', 'opt_lr', 'OptimWrapper', 'SGD',
            'RMSProp', 'Adam', 'RAdam', 'NAdam', 'Adagrad', 'Adadelta', 'Adamax', 'QHAdam', 'Larc', 'Lamb', 'Lookahead',
@@ -153,6 +152,7 @@ class Optimizer:
         values = _per_group(value, len(self.hypers))
         if len(values) != len(self.hypers):
             raise ValueError(f"{len(values)} values of `{name}` for {len(self.hypers)} groups:\n{self}")
+        if bad := [v for v in values if not v >= 0]: raise ValueError(f"`{name}` must be 0 or more, not {bad[0]}")
         for h, v in zip(self.hypers, values): h[name] = v
 
     def set_hypers(self, **hypers) -> None:
@@ -223,7 +223,7 @@ class Optimizer:
         self.opt.param_groups[:] = [{'params': [self._all[k] for k in g['params']]} for g in state['param_groups']]
         self.opt.load_state_dict({k: state[k] for k in ('state', 'param_groups')})
         for h in self.hypers: h.find()
-        self._by_decay = None  # as it was when the state was saved
+        self._by_decay = None  # whatever it was when the state was saved
 
     def _kind(self) -> str: return f"{type(self.opt).__name__} with {', '.join(self.places)}"
 
@@ -280,6 +280,4 @@ def make_opt(
         for g in opt.param_groups: g |= {'fused': None} if g.get('fused') else {}
     opt = Optimizer(opt, lists, opts, names, norms if train_bn else set())
     opt.set_hypers(lr=lr, **({} if wd is None else {'wd': wd}))
-    missing = missing_params(opt, model, loss_func)
-    if missing: warn(f"no group from `splitter` has these parameters, so they are not trained: {', '.join(missing)}")
     return opt

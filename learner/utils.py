@@ -44,8 +44,8 @@ def warn(
     message: str,  # what happened, and what to do
 ) -> None:
     "Warn, pointing at the line outside this package that led here"
-    level, frame = 1, sys._getframe()
-    while frame and frame.f_globals.get('__name__', '').partition('.')[0] == __name__.partition('.')[0]:
+    level, frame, inside = 1, sys._getframe(), (__name__.partition('.')[0], 'contextlib')
+    while frame and frame.f_globals.get('__name__', '').partition('.')[0] in inside:
         level, frame = level+1, frame.f_back
     warnings.warn(message, stacklevel=level)
 

@@ -52,12 +52,13 @@ def test_model_without_parameters():
 
 
 def test_left_out_parameters_are_named():
-    "Trainable parameters that no group holds are named in a warning, frozen ones are not"
+    "Trainable parameters that no group holds are named, frozen ones are not"
     model = net()
     model[0].requires_grad_(False)
 
-    with pytest.warns(UserWarning, match='not trained: 1.weight, 1.bias$'):
-        make_opt(SGD, model[2:].parameters(), model, .1)
+    opt = make_opt(SGD, model[2:].parameters(), model, .1)
+
+    assert missing_params(opt, model) == ['1.weight', '1.bias']
 
 
 def test_parameters_that_come_later_are_found():
@@ -71,13 +72,13 @@ def test_parameters_that_come_later_are_found():
 
 
 def test_parameters_of_the_loss():
-    "A splitter may return the loss's parameters; if it does not, a warning names them"
+    "A splitter may return the loss's parameters; if it does not, they are missing"
     model, loss_func = net(), nn.Linear(2, 1)
     opt = make_opt(SGD, [model.parameters(), loss_func.parameters()], model, .1, loss_func=loss_func)
 
     assert 'loss_func.weight … loss_func.bias' in repr(opt)
-    with pytest.warns(UserWarning, match='not trained: loss_func.weight, loss_func.bias$'):
-        make_opt(SGD, model.parameters(), model, .1, loss_func=loss_func)
+    without = make_opt(SGD, model.parameters(), model, .1, loss_func=loss_func)
+    assert missing_params(without, model, loss_func) == ['loss_func.weight', 'loss_func.bias']
 
 
 # ---- decay of norms and biases, options by parameter

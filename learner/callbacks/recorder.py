@@ -188,8 +188,9 @@ class Recorder(Callback):
         self.row.update(results)
 
     def after_epoch(self):
+        if self.run_kind == 'validate': return
         self.log = None
-        if self.run_kind == 'validate' or not self.row: return
+        if not self.row: return
         seconds, lr = time.perf_counter()-self.start_time, self.opt.hypers[-1]['lr']
         smooth = self.losses[-1] if self.losses else math.nan
         row = Row(names := self._names(), [self.row.get(n, math.nan) for n in names])
