@@ -1,5 +1,5 @@
 """Host: the list of callbacks, who of them acts at which event, and the scopes that run them and clean up."""
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 from fastcore.basics import noop
@@ -29,7 +29,7 @@ def check_new(host: Any, cb: Any) -> Callback|None:  # the callback of a class n
                               "or give it another `name`")
     for old in host.cbs:
         same = (type(old).__module__, type(old).__qualname__) == (type(cb).__module__, type(cb).__qualname__)
-        if same and type(old) is not type(cb): return old
+        if same and type(old) is not type(cb) and '<locals>' not in type(cb).__qualname__: return old
         if cb.unique and type(old) is type(cb):
             raise ValueError(f"there is a `{cb}` already, and a second one would undo its work: "
                              f"`learn.remove_cb(learn.{cb.name})` first, or give yours to `Learner(cbs=…)`")
@@ -80,7 +80,7 @@ class Host(LoopState):
         self.cbs.append(cb)
         vars(self)[cb.name] = cb
         if self.run_kind: self._resolve()
-        for scope in [*self._open()][::-1]:
+        for scope in [*self._scopes(inner=True)][::-1]:
             before, _, _, cleanup = events_of[scope[0]]
             scope[2] += [h for h in self._handlers[cleanup] if h[0] is cb and self._acts(cb, cleanup)]
             self._fire(before, [h for h in self._handlers[before] if h[0] is cb])
@@ -104,12 +104,11 @@ class Host(LoopState):
         if twins: vars(self)[cb.name] = twins[-1]
         else: vars(self).pop(cb.name, None)
         if self.run_kind: self._resolve()
-        try:
-            for scope in self._open():
-                mine = [h for h in scope[2] if h[0] is cb]
+        with ExitStack() as stack:  # runs, last one first, all that it is given, whatever fails
+            stack.callback(setattr, cb, 'learn', None)
+            for scope in [*self._scopes()][::-1]:
+                stack.callback(self._clean_up, [h for h in scope[2] if h[0] is cb], events_of[scope[0]][3], None)
                 scope[2][:] = [h for h in scope[2] if h[0] is not cb]
-                self._fire(events_of[scope[0]][3], mine, always=True)
-        finally: cb.learn = None
         return self
 
     @contextmanager
@@ -133,15 +132,18 @@ class Host(LoopState):
     def ordered(self) -> list[Callback]: "The callbacks in the order they run"; return sort_by_run(self.cbs)
 
     def ordered_cbs(self, name: str) -> list[Callback]:  # of the event `name`
-        "The callbacks that act at an event, in order"
+        """The callbacks that act at an event, in order
+
+        Raises: TypeError if there is no such event."""
+        if name not in vars(event): raise TypeError(no_event(name, 'ordered_cbs: '))
         return [cb for cb in sort_by_run(self.cbs) if cb.handler(name)]
 
     def __call__(self, names: str|list, *args) -> None:  # one event or several, and what their handlers get
         "Fire events"
         for name in L(names):
             if name not in vars(event): raise TypeError(no_event(name, 'learn: '))
-            if not self._scope: self._resolve()
-            self._fire(name, self._handlers[name], *args)
+            if not self.run_kind: self._resolve()
+            self._fire(name, self._handlers.get(name, ()), *args)
 
     def _resolve(self):  # who acts at which event of this kind of run, in order
         cbs = [cb for cb in sort_by_run(self.cbs) if (self.run_kind or 'fit') in cb.run_in]
@@ -162,7 +164,7 @@ class Host(LoopState):
                 f(*args)
         except Exception as e:
             where = f"`{cb}` at `{name}`, epoch {self.epoch}, batch {self.iter}"
-            if isinstance(e, CancelException): e.origin = where
+            if isinstance(e, CancelException): e.origin = e.origin or where
             else: e.add_note(f"raised by {where}")
             raise
         finally: self._at_work = outer
@@ -208,13 +210,8 @@ class Host(LoopState):
         errors.clear()
         if worst is not None and worst is not error: raise worst
 
-    def _in_batch(self):  # is this part of a batch: of an evaluation that a batch's callback has started?
+    def _scopes(self, inner=False):  # the open scopes, innermost first; inner: of the present evaluation or fit only
         scope = self._scope
-        while scope and scope[0] != 'batch': scope = scope[1]
-        return scope is not None
-
-    def _open(self):  # the open scopes of the present run, innermost first
-        scope = self._scope
-        while scope and scope[0] != 'frame':
-            yield scope
+        while scope and not (inner and scope[0] == 'frame'):
+            if scope[0] != 'frame': yield scope
             scope = scope[1]

@@ -173,7 +173,7 @@ class Learner(Host):
 
     def all_batches(self) -> None:
         "Go through the loader once; a stop asked for takes effect between two batches"
-        i, stoppable = -1, not self._in_batch()
+        i, stoppable = -1, all(scope[0] != 'batch' for scope in self._scopes())
         for i, b in enumerate(self.dl):
             self.one_batch(i, b)
             if stoppable and self._stop.requested: self._obey_stop()

@@ -6,7 +6,7 @@ from torch import nn
 from learner.callback import Callback, TrainEvalCallback
 from learner.callbacks.recorder import Recorder
 from learner.order import CallbackOrderError
-from tests.helpers import Tracer, synth_learner, trace
+from tests.helpers import Tracer, raises, synth_learner, trace
 
 
 class Reads(Callback):
@@ -63,9 +63,7 @@ def test_what_is_no_callback_is_refused(cb):
 
 def test_a_class_defined_anew_replaces_the_old_one():
     "Running a cell again that defines and adds a callback replaces the old one, and says so"
-    def cell(learn):
-        class Mine(Callback): __module__ = '__main__'
-        learn.add_cb(Mine())
+    def cell(learn): learn.add_cb(type('Mine', (Callback,), {'__module__': '__main__'}))
     learn = synth_learner()
     cell(learn)
     old = learn.mine
@@ -73,6 +71,15 @@ def test_a_class_defined_anew_replaces_the_old_one():
     with pytest.warns(UserWarning, match='`Mine` replaces the callback of its name'): cell(learn)
 
     assert learn.mine is not old and old.learn is None and sum(c.name == 'mine' for c in learn.cbs) == 1
+
+def test_classes_made_by_a_function_are_several():
+    "Classes that a function makes share their name, and do not replace each other"
+    def make(value):
+        class Made(Callback): n = value
+        return Made
+    learn = synth_learner([make(1), make(2)])
+
+    assert [c.n for c in learn.cbs if c.name == 'made'] == [1, 2]
 
 def test_own_recorder_replaces_the_default():
     "A default callback given in `cbs` takes the default's place"
@@ -165,6 +172,29 @@ def test_removed_in_a_fit_gets_the_cleanups():
 
     assert mine.seen[-4:] == ['after_pred', 'cleanup_batch', 'cleanup_train', 'cleanup_epoch']
     assert had == [learn] and mine.learn is None and mine not in learn.cbs
+
+def test_all_cleanups_of_a_removed_callback_run():
+    "A cleanup that fails when its callback is removed does not stop the others, nor the removal"
+    done = []
+    cb = Callback(cleanup_batch=raises(ValueError('bad')), cleanup_train=lambda cb: done.append(cb.learn is learn),
+                  cleanup_fit=lambda cb: done.append(cb.learn is learn))
+    learn = synth_learner(cb)
+
+    with pytest.raises(ValueError, match='bad'): learn.fit(1, cbs=Callback(after_loss=lambda o: learn.remove_cb(cb)))
+
+    assert done == [True, True] and cb.learn is None and cb not in learn.cbs
+
+def test_removed_within_a_nested_evaluation():
+    "A callback removed within an evaluation gets the cleanups of the fit around it too"
+    late = Tracer()
+    learn = synth_learner(late, n=1)
+    def drop(cb): cb.learn.validate(cbs=Callback(after_pred=lambda o: learn.remove_cb(late)))
+
+    learn.fit(1, cbs=Callback(after_batch=lambda cb: cb.training and drop(cb)))
+
+    assert late.seen[-6:] == ['cleanup_batch', 'cleanup_validate', 'cleanup_batch', 'cleanup_train', 'cleanup_epoch',
+                              'cleanup_fit']
+    assert late.learn is None
 
 def test_a_callback_removed_by_another_is_not_called_any_more():
     "Within one event, a callback that an earlier one removes is skipped"

@@ -9,7 +9,8 @@ from torch.utils.data import (DataLoader, RandomSampler,
 from learner.loader import Loader
 from learner.tensors import map_tensors
 from learner.utils import rng_state, set_rng_state, set_seed
-from tests.loader_helpers import (Batched, Lazy, Noisy, Plain, epochs, equal, gen, loaders, n, noisy, table, two_parts, x)
+from tests.loader_helpers import (Batched, Lazy, Noisy, Plain, epochs, equal, gen, loaders, n, noisy, table, two_parts,
+                                  x)
 
 
 @pytest.mark.parametrize('name', loaders)
