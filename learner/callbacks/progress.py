@@ -50,7 +50,7 @@ class ProgressCallback(Callback):
     def after_validate(self): self.phase = ''
     def cleanup_validate(self): self.live.update(None)
 
-    def after_epoch(self):
+    def cleanup_epoch(self):  # so that the row is shown although a callback ends the fit in its `after_epoch`
         if self.has_rows and (row := self.recorder.log) is not None:
             self.live.row(dict(zip(self.recorder.metric_names, row, strict=True)))
 
@@ -129,7 +129,7 @@ class CSVLogger(Callback):
         _require(self, recorder='Recorder')
         self.log_path, self.header = Path(self.path)/self.fname, []
 
-    def after_epoch(self):
+    def cleanup_epoch(self):  # so that the row is written although a callback ends the fit in its `after_epoch`
         if (row := self.recorder.log) is None: return
         row = {c: '' if v != v else v for c, v in zip(self.recorder.metric_names, row, strict=True)}
         try:

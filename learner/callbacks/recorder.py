@@ -66,7 +66,9 @@ class Losses:
 
 
 class Recorder(Callback):
-    "Records losses, learning rates, metrics and time"
+    """Records losses, learning rates, metrics and time
+
+    A row is there as soon as the last phase of its epoch is over, so that every callback's `after_epoch` can read it."""
     order = 50
     unique = True
     run_in = frozenset({'fit', 'validate', 'lr_find'})
@@ -87,7 +89,7 @@ class Recorder(Callback):
         self.train, self.valid, self.parts, self.active = Losses(), Losses(), {}, []
         self.iters: list[int] = []      # batches recorded up to the end of each epoch
         self.values: list[Row] = []     # a row an epoch: losses and metrics
-        self.log: list|None = None      # the latest row as shown, aligned with `metric_names`
+        self.log: list|None = None      # the row of this epoch as shown, aligned with `metric_names`, once it is there
         self.columns: dict = {}         # (phase, validation set) -> names of its columns
         self.row: dict = {}             # what the present epoch has given so far
         self._smooth, self._losses, self._warned = 0., [], False
@@ -186,11 +188,12 @@ class Recorder(Callback):
     def _end(self, phase, results):
         self.columns[phase, self.valid_name] = list(results)
         self.row.update(results)
+        if all(names[0] in self.row for names in self.columns.values()): self._add_row()  # it was the last phase
 
-    def after_epoch(self):
-        if self.run_kind == 'validate': return
-        self.log = None
-        if not self.row: return
+    def after_epoch(self):  # a phase was cancelled: its columns are NaN
+        if self.row and self.log is None: self._add_row()
+
+    def _add_row(self):
         seconds, lr = time.perf_counter()-self.start_time, self.opt.hypers[-1]['lr']
         smooth = self.losses[-1] if self.losses else math.nan
         row = Row(names := self._names(), [self.row.get(n, math.nan) for n in names])
@@ -205,7 +208,7 @@ class Recorder(Callback):
             if len(self.values) == 1: self.logger(self.metric_names)
             self.logger(self.log)
 
-    def cleanup_epoch(self): self.row = {}  # should another callback end the next epoch before it begins
+    def cleanup_epoch(self): self.row, self.log = {}, None
     def cleanup_train(self): self.losses  # noqa: B018  # reads what is left, also after an error: a bad loss is told
     def cleanup_validate(self): self.valid.read()
 

@@ -316,3 +316,14 @@ def test_graph_needs_its_callbacks(cbs, missing):
     learn = synth_learner([*cbs, ShowGraphCallback], default_cbs=False)
 
     with pytest.raises(RuntimeError, match=f'`ShowGraphCallback` works with `{missing}`'): learn.fit(1)
+
+
+@pytest.mark.parametrize('ex', [CancelFitException, ValueError])
+def test_row_of_an_epoch_that_ends_the_fit(ex):
+    "The row of the epoch whose `after_epoch` ends the fit is shown too"
+    learn, shown = shown_learner(Callback(after_epoch=raises(ex, nth=2)))
+
+    try: learn.fit(5)
+    except ValueError: pass
+
+    assert [r['epoch'] for r in shown.got('row')] == [0, 1]

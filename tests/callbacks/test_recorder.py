@@ -120,22 +120,37 @@ def test_rows_by_position_and_name():
 
 def test_values_have_no_epoch_and_time():
     "`values` holds losses and metrics, as in fastai; `log` is the row as shown, aligned with `metric_names`"
-    learn = synth_learner(metrics=mae)
+    logs = []
+    learn = synth_learner(Callback(after_epoch=lambda cb: logs.append(cb.recorder.log)), metrics=mae)
 
     learn.fit(1)
 
-    rec = learn.recorder
+    rec, (log,) = learn.recorder, logs
     assert rec.values[0].names == ('train_loss', 'valid_loss', 'mae') and learn.final_record is rec.values[0]
-    assert rec.metric_names == ['epoch', 'train_loss', 'valid_loss', 'mae', 'time']
-    assert rec.log[:-1] == [0, *rec.values[0]] and 0 < rec.log[-1] < 10
+    assert rec.metric_names == ['epoch', 'train_loss', 'valid_loss', 'mae', 'time'] and rec.log is None
+    assert log[:-1] == [0, *rec.values[0]] and 0 < log[-1] < 10
+
+@pytest.mark.parametrize('n_valid', [0, 1])
+def test_every_after_epoch_can_read_the_row(n_valid):
+    "A callback of any order finds the epoch's row in its `after_epoch`, and can end the fit by it"
+    def stop(cb):
+        if len(cb.recorder.values) == 2 and cb.recorder.values[-1]['train_loss'] < 1e9: raise CancelFitException
+    cb = Callback(after_epoch=stop)
+    cb.order = -50
+    learn = synth_learner(cb, n_valid=n_valid)
+
+    learn.fit(5)
+
+    assert learn.history.epoch.tolist() == [0, 1]
 
 def test_without_time():
     "`add_time=False` leaves the column out of the table"
-    learn = synth_learner(Recorder(add_time=False))
+    logs = []
+    learn = synth_learner([Recorder(add_time=False), Callback(after_epoch=lambda cb: logs.append(cb.recorder.log))])
 
     learn.fit(1)
 
-    assert learn.recorder.metric_names == ['epoch', 'train_loss', 'valid_loss'] and len(learn.recorder.log) == 3
+    assert learn.recorder.metric_names == ['epoch', 'train_loss', 'valid_loss'] and len(logs[0]) == 3
 
 def test_without_valid_metrics():
     "`valid_metrics=False` computes metrics on the training batches only, if asked to"
@@ -194,8 +209,8 @@ def test_cancel_fit_keeps_the_finished_epochs():
 
 def test_metrics_of_every_kind():
     "Functions, partials, lambdas, modules and Metrics have sensible columns"
-    learn = synth_learner(metrics=[mae, lambda p, y: p.mean(), nn.L1Loss(), AvgMetric(mae), AccumMetric(mae,
-                                                                                                        name='all_mae')])
+    metrics = [mae, lambda p, y: p.mean(), nn.L1Loss(), AvgMetric(mae), AccumMetric(mae, name='all_mae')]
+    learn = synth_learner(metrics=metrics)
 
     learn.fit(1)
 
@@ -269,12 +284,12 @@ def test_evaluation_does_not_touch_the_record():
     learn = synth_learner(metrics=mae)
     learn.fit(2)
     rec = learn.recorder
-    before = [list(rec.losses), list(rec.values), list(rec.log), learn.history.to_csv(), learn.final_record]
+    before = [list(rec.losses), list(rec.values), rec.log, learn.history.to_csv(), learn.final_record]
 
     learn.validate()
     learn.validate(0)
 
-    assert before == [list(rec.losses), list(rec.values), list(rec.log), learn.history.to_csv(), learn.final_record]
+    assert before == [list(rec.losses), list(rec.values), rec.log, learn.history.to_csv(), learn.final_record]
 
 def test_logger_gets_names_and_rows():
     "`learn.logger` gets the names once a fit and each row"
