@@ -1,4 +1,5 @@
 """Bad input gets a clear error before training starts."""
+from collections.abc import Iterator
 from numbers import Integral
 from typing import Any
 
@@ -30,6 +31,11 @@ def check_fit(
     if not any(True for m in learn.modules for _ in m.parameters()):
         raise ValueError(f"`{type(learn.model).__name__}` has no parameters, so there is nothing to fit")
     if n_epoch: learn.dls.check()
+    loaders = {'train': learn.dls.train, **learn.dls.valid_sets}
+    once = [name or 'valid' for name, dl in loaders.items() if isinstance(dl.dl, Iterator)]
+    if once and n_epoch-start_epoch > 1: raise ValueError(
+        f"the {once[0]} loader can be iterated once only, not for {n_epoch-start_epoch} epochs: give a DataLoader or "
+        "a list")
 
 
 def check_trained(

@@ -202,6 +202,7 @@ class NotebookLive(Live):
     def row(self, row):
         self.columns = list(row)
         self.rows.append(row)
+        self.foot = '<div>\u00a0</div>'  # the bar's place: the one of the epoch that is over says nothing any more
         if perf_counter() < self.row_due: return  # epochs of milliseconds: this row comes with the next drawing
         self._draw()
         self.row_due = perf_counter()+self.interval

@@ -219,7 +219,13 @@ class Learner(Host):
         if self.forward_context is None: return f()
         with self.forward_context(): return f()
 
-    def _forward(self): return self.model(**self.xb) if isinstance(self.xb, dict) else self.model(*self.xb)
+    def _forward(self):
+        if isinstance(self.xb, dict): return self.model(**self.xb)
+        try: return self.model(*self.xb)
+        except TypeError as e:
+            if len(self.xb) > 1 and self.n_inp is None: e.add_note(
+                f"the batch was taken as {len(self.xb)} inputs and a target: `Learner(n_inp=…)` tells how many it has")
+            raise
 
     def _get_loss(self):
         if not self.yb or self.loss_func is None: loss = loss_without_targets(self)

@@ -18,7 +18,11 @@ def order_number(
 ) -> float:
     """`order` as a number
 
-    Raises: ValueError if it is neither a number nor a name in `order_names`."""
+    Raises: ValueError if it is neither a number nor a name in `order_names`.
+    Example:
+    >>> order_number('LOW')
+    55
+    """
     if isinstance(order, str) and order.upper() in order_names: return order_names[order.upper()]
     if isinstance(order, (int, float)) and order == order: return order
     raise ValueError(f"`order` of `{owner}` is {order!r}: give a number, or one of {', '.join(order_names)}")
@@ -30,7 +34,14 @@ def sort_by_run(
     """Callbacks in the order they run: by (`toward_end`, `order`, position), then constraints, each moved least
 
     The callback that declares a constraint moves, to the nearest place that satisfies it; the others keep theirs.
-    Raises: CallbackOrderError, printing the cycle, if the constraints contradict each other."""
+    Raises: CallbackOrderError, printing the cycle, if the constraints contradict each other.
+    Example:
+    >>> class Early: order = -1
+    >>> class Late: order = 0
+    >>> class Last: order, run_after = -5, 'Late'
+    >>> [type(cb).__name__ for cb in sort_by_run([Late(), Last(), Early()])]
+    ['Early', 'Late', 'Last']
+    """
     cbs = list(cbs)
     def key(i): return bool(getattr(cbs[i], 'toward_end', False)), order_number(cbs[i].order, type(cbs[i]).__name__), i
     ranked = [cbs[i] for i in sorted(range(len(cbs)), key=key)]

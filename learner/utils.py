@@ -18,7 +18,16 @@ def replacing(
     o: Any,   # object whose attributes are swapped
     **attrs,  # new values by attribute name
 ):
-    "Set `attrs` on `o` for the block, and put the old values back even after an error"
+    """Set `attrs` on `o` for the block, and put the old values back even after an error
+
+    Example:
+    >>> from types import SimpleNamespace
+    >>> o = SimpleNamespace(lr=.1)
+    >>> with replacing(o, lr=1): print(o.lr)
+    1
+    >>> o.lr
+    0.1
+    """
     old = {k: getattr(o, k) for k in attrs}
     try:
         for k, v in attrs.items(): setattr(o, k, v)
@@ -53,7 +62,11 @@ def warn(
 def edit_distance(a: str, b: str) -> int:
     """How many insertions, deletions and replacements of letters turn `a` into `b`
 
-    Source: V. Levenshtein, Soviet Physics Doklady 10 (1966)."""
+    Source: V. Levenshtein, Soviet Physics Doklady 10 (1966).
+    Example:
+    >>> edit_distance('befor_fitt', 'before_fit')
+    2
+    """
     row = list(range(len(b)+1))
     for i, ca in enumerate(a):
         last, row = row, [i+1]

@@ -60,7 +60,7 @@ def out_mse(pred, y): return F.mse_loss(pred['out'], y)
     ids=['tuple', 'list', 'two inputs', 'two targets', 'tensor', 'one', 'dict', 'dict label', 'own loss',
          'unnamed target',
          'dict and tensor', 'dataclass'])
-def test_batches_of_every_structure(batch, model, loss_func, n_inp, n_yb):
+def test_n25_batches_of_every_structure(batch, model, loss_func, n_inp, n_yb):
     "Whatever the structure of a batch, it is split right and trained on, and validated on (N25)"
     class Look(Callback):
         def before_batch(self): self.n = len(self.yb)

@@ -33,6 +33,12 @@ class Odd:  # a "batch" that nothing can be made of
     def __init__(self): self.size = 4
 
 
+def used_up():
+    learn = synth_learner(dls=(iter([(x, x)]), None))
+    learn.fit(1)
+    learn.fit(1)
+
+
 few = DataLoader(TensorDataset(x, x), 8, drop_last=True)
 
 fits = {  # name: (arguments of the Learner, arguments of fit, error, message)
@@ -66,8 +72,10 @@ fits = {  # name: (arguments of the Learner, arguments of fit, error, message)
 }
 
 others = {
-    'used-up generator': (lambda: synth_learner(dls=(iter([(x, x)]), None)).fit(2), ValueError,
-                          'the train loader gave no batch.*once'),
+    'generator for two epochs': (lambda: synth_learner(dls=(iter([(x, x)]), None)).fit(2), ValueError,
+                                 'the train loader can be iterated once only, not for 2 epochs'),
+    'used-up generator': (used_up, ValueError, 'the train loader gave no batch.*once'),
+    'too many inputs': (lambda: synth_learner(dls=([(x, x, x)], None)).fit(1), TypeError, 'positional arguments'),
     'fit under no_grad': (under(torch.no_grad), RuntimeError, 'leave the `torch.no_grad'),
     'fit under inference_mode': (under(torch.inference_mode), RuntimeError, 'inference_mode'),
     'fit within a fit': (lambda: synth_learner(Callback(after_batch=nested)).fit(1), RuntimeError,
@@ -104,6 +112,13 @@ def test_bad_input(name):
     run, error, message = others[name]
 
     with pytest.raises(error, match=f'(?s){message}'): run()
+
+
+def test_wrong_split_is_pointed_out():
+    "A forward that gets more inputs than it takes points at `n_inp`"
+    with pytest.raises(TypeError) as e: synth_learner(dls=([(x, x, x)], None)).fit(1)
+
+    assert 'taken as 2 inputs and a target: `Learner(n_inp=…)`' in e.value.__notes__[0]
 
 
 def test_nan_loss_is_told_once():

@@ -89,7 +89,7 @@ class Recorder(Callback):
         self.train, self.valid, self.parts, self.active = Losses(), Losses(), {}, []
         self.iters: list[int] = []      # batches recorded up to the end of each epoch
         self.values: list[Row] = []     # a row an epoch: losses and metrics
-        self.log: list|None = None      # the row of this epoch as shown, aligned with `metric_names`, once it is there
+        self.log: list|None = None      # this epoch's row as shown, aligned with `metric_names`, once it is there
         self.columns: dict = {}         # (phase, validation set) -> names of its columns
         self.row: dict = {}             # what the present epoch has given so far
         self._smooth, self._losses, self._warned = 0., [], False
