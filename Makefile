@@ -1,44 +1,50 @@
 # `make demo` trains a network on real digits, `make test` checks everything; both set up .venv the first time.
 PYTHON ?= python3
-V = .venv
+MIN_PYTHON := $(shell sed -n 's/^min_python *= *//p' settings.ini)
 export OMP_NUM_THREADS ?= 1
 export PYTHONDONTWRITEBYTECODE = 1
 
 .PHONY: demo test lint bench test-interop floors clean
 
-demo: $(V)/.ok
-	$(V)/bin/python nbs/demo.py
+demo: .venv/.ok
+	.venv/bin/python nbs/demo.py
 
 test: lint
-	$(V)/bin/python -m pytest -q
+	.venv/bin/python -m pytest -q
 
-lint: $(V)/.ok
-	$(V)/bin/ruff check .
-	$(V)/bin/pyright --pythonpath $(V)/bin/python
+lint: .venv/.ok
+	.venv/bin/ruff check .
+	.venv/bin/pyright --pythonpath .venv/bin/python
 
-bench: $(V)/.ok
-	$(V)/bin/python -m tests.bench.run
+bench: .venv/.ok
+	.venv/bin/python -m tests.bench.run
 
-# The same tests with the libraries that learner works with, in an environment of their own.
-test-interop: $(V)/.interop
-	$(V)-interop/bin/python -m pytest -q tests/interop
+# With the libraries that learner works with.
+test-interop: .venv-interop/.ok
+	.venv-interop/bin/python -m pytest -q tests/interop
 
-# The oldest versions that settings.ini allows, in an environment of their own: run by hand when a bound changes.
-floors:
-	$(PYTHON) -m venv $(V)-floors
-	$(V)-floors/bin/pip install -q -c constraints-floors.txt -e '.[dev]'
-	$(V)-floors/bin/python -m pytest -q
-
-$(V)/.ok: settings.ini setup.py pyproject.toml constraints.txt
-	@echo "Setting up $(V); this takes a minute or two, once."
-	test -x $(V)/bin/python || $(PYTHON) -m venv $(V)
-	$(V)/bin/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $@
-
-$(V)/.interop: $(V)/.ok
-	test -x $(V)-interop/bin/python || $(PYTHON) -m venv $(V)-interop
-	$(V)-interop/bin/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,interop]'
-	touch $@
+# With the oldest versions that settings.ini allows: by hand, when a bound changes.
+floors: .venv-floors/.ok
+	.venv-floors/bin/python -m pytest -q
 
 clean:
-	rm -rf $(V) $(V)-interop $(V)-floors runs build dist *.egg-info
+	rm -rf .venv .venv-interop .venv-floors runs build dist *.egg-info
+
+# ---- environments: reused while what they are made from is unchanged, made anew if their making was interrupted
+
+.venv/.ok: constraints.txt
+.venv/.ok: packages = -c constraints.txt -e '.[dev]'
+.venv-interop/.ok: constraints.txt
+.venv-interop/.ok: packages = -c constraints.txt -e '.[dev,interop]'
+.venv-floors/.ok: constraints-floors.txt
+.venv-floors/.ok: packages = -c constraints-floors.txt -e '.[dev]'
+
+.venv/.ok .venv-interop/.ok .venv-floors/.ok: settings.ini setup.py pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < tuple(map(int, "$(MIN_PYTHON)".split("."))))' || { \
+	  echo "learner needs Python $(MIN_PYTHON) or newer, which '$(PYTHON)' is not; name one: make PYTHON=python3.12 …"; \
+	  exit 1; }
+	@echo "Setting up $(@D); this takes a minute or two, once."
+	@test -x $(@D)/bin/pip && test ! -e $(@D)/.begun || $(PYTHON) -m venv --clear $(@D)
+	@touch $(@D)/.begun
+	$(@D)/bin/pip install -q --disable-pip-version-check $(packages)
+	@mv $(@D)/.begun $@

@@ -2,33 +2,32 @@
 
 `from learner import Learner`, or `from learner.all import *` in a notebook. To read the code, begin with events.py,
 callback.py and learner.py; host.py runs the callbacks, each file in callbacks/ is one feature."""
-from learner.events import (CancelBackwardException, CancelBatchException, CancelEpochException, CancelException,
-                            CancelFitException, CancelStepException, CancelTrainException, CancelValidException,
-                            declare_event, event, event_names)
-from learner.callback import Callback, TrainEvalCallback, before_batch_cb
-from learner.order import CallbackOrderError, sort_by_run
-from learner.host import default_callbacks
-from learner.learner import Learner
-from learner.data import DataLoaders
-from learner.optim import (QHAdam, SGD, Adadelta, Adagrad, Adam, Adamax, Lamb, Larc, Lookahead, NAdam, Optimizer,
-                           OptimWrapper, RAdam, RMSProp, params, ranger, trainable_params)
-from learner.losses import (BCEWithLogitsLossFlat, CrossEntropyLossFlat, DiceLoss, FocalLossFlat, L1LossFlat,
-                            LabelSmoothingCrossEntropy, LabelSmoothingCrossEntropyFlat, MSELossFlat)
-from learner.metrics import (AccumMetric, ActivationType, AvgLoss, AvgMetric, Dice, DiceMulti, JaccardCoeff,
-                             JaccardCoeffMulti, Metric, Perplexity, TorchMetric, ValueMetric, accuracy, accuracy_multi,
-                             error_rate, exp_rmspe, foreground_acc, mae, mk_metric, mse, msle, perplexity, rmse,
-                             top_k_accuracy)
-from learner.skmetrics import (APScoreBinary, APScoreMulti, BalancedAccuracy, BrierScore, BrierScoreMulti, CohenKappa,
-                               ExplainedVariance, F1Score, F1ScoreMulti, FBeta, FBetaMulti, HammingLoss,
-                               HammingLossMulti, Jaccard, JaccardMulti, MatthewsCorrCoef, MatthewsCorrCoefMulti,
-                               PearsonCorrCoef, Precision, PrecisionMulti, R2Score, Recall, RecallMulti, RocAuc,
-                               RocAucBinary, RocAucMulti, SpearmanCorrCoef, skm_to_fastai)
-from learner.callbacks.recorder import Recorder, Row
-from learner.callbacks.progress import CSVLogger, ProgressCallback, ShowGraphCallback
-from learner.callbacks.show import outline
-from learner.display import Live, new_live, set_display, show_table
-from learner.plot import plot_loss
-from learner.utils import replacing, set_seed
+from .events import (CancelBackwardException, CancelBatchException, CancelEpochException, CancelException,
+                     CancelFitException, CancelStepException, CancelTrainException, CancelValidException, declare_event,
+                     event, event_names)
+from .callback import Callback, TrainEvalCallback, before_batch_cb
+from .order import CallbackOrderError, sort_by_run
+from .host import default_callbacks
+from .learner import Learner
+from .data import DataLoaders
+from .optim import (QHAdam, SGD, Adadelta, Adagrad, Adam, Adamax, Lamb, Larc, Lookahead, NAdam, Optimizer, OptimWrapper,
+                    RAdam, RMSProp, params, ranger, trainable_params)
+from .losses import (BCEWithLogitsLossFlat, CrossEntropyLossFlat, DiceLoss, FocalLossFlat, L1LossFlat,
+                     LabelSmoothingCrossEntropy, LabelSmoothingCrossEntropyFlat, MSELossFlat)
+from .metrics import (AccumMetric, ActivationType, AvgLoss, AvgMetric, Dice, DiceMulti, JaccardCoeff, JaccardCoeffMulti,
+                      Metric, Perplexity, TorchMetric, ValueMetric, accuracy, accuracy_multi, error_rate, exp_rmspe,
+                      foreground_acc, mae, mk_metric, mse, msle, perplexity, rmse, top_k_accuracy)
+from .skmetrics import (APScoreBinary, APScoreMulti, BalancedAccuracy, BrierScore, BrierScoreMulti, CohenKappa,
+                        ExplainedVariance, F1Score, F1ScoreMulti, FBeta, FBetaMulti, HammingLoss, HammingLossMulti,
+                        Jaccard, JaccardMulti, MatthewsCorrCoef, MatthewsCorrCoefMulti, PearsonCorrCoef, Precision,
+                        PrecisionMulti, R2Score, Recall, RecallMulti, RocAuc, RocAucBinary, RocAucMulti,
+                        SpearmanCorrCoef, skm_to_fastai)
+from .callbacks.recorder import Recorder, Row
+from .callbacks.progress import CSVLogger, ProgressCallback, ShowGraphCallback
+from .callbacks.show import outline
+from .display import Live, new_live, set_display, show_table
+from .plot import plot_loss
+from .utils import replacing, set_seed
 
 __all__ = [
     'CancelException', 'CancelFitException', 'CancelEpochException', 'CancelTrainException', 'CancelValidException',

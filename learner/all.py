@@ -17,5 +17,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import learner
 from learner import *  # noqa: F403
 
-__all__ = [*learner.__all__, 'torch', 'nn', 'F', 'optim', 'tensor', 'Tensor', 'DataLoader', 'TensorDataset', 'np', 'pd',
-           'plt', 'partial', 'Path', 'patch', 'L', 'store_attr', 'delegates', 'noop', 'test_eq', 'test_close']
+__all__ = ['torch', 'nn', 'F', 'optim', 'tensor', 'Tensor', 'DataLoader', 'TensorDataset', 'np', 'pd', 'plt', 'partial',
+           'Path', 'patch', 'L', 'store_attr', 'delegates', 'noop', 'test_eq', 'test_close']
+__all__ += learner.__all__

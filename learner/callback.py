@@ -1,14 +1,15 @@
 """Callback: methods named after events, run by the Learner in a known order; and TrainEvalCallback, always there."""
 import inspect
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
 from fastcore.basics import class2attr
 
-from learner.events import LoopState, event, no_event, similar_event
-from learner.modes import move, train_mode
-from learner.utils import warn
+from .events import LoopState, event, no_event, similar_event
+from .modes import move, train_mode
+from .utils import warn
 
 __all__ = ['Callback', 'TrainEvalCallback', 'before_batch_cb', 'run_kinds']
 
@@ -34,10 +35,13 @@ class Callback:
     state: tuple[str, ...] = ()      # names of the attributes that `state_dict` holds
     learn: Any = None                # the Learner it was added to
 
-    def __init__(self, **handlers: Callable):  # functions by event name; each gets the callback
+    def __init__(self,
+        **handlers: Callable,  # functions by event name; each gets the callback
+    ):
+        "Raises: TypeError if there is no such event."
         for name, f in handlers.items():
             if name not in vars(event): raise TypeError(no_event(name, 'Callback.'))
-            vars(self)[name] = _Given(f, self)
+            vars(self)[name] = partial(f, self)
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -78,11 +82,6 @@ class Callback:
             raise AttributeError(message, name=name, obj=self) from None
 
     def __repr__(self) -> str: return type(self).__name__
-
-
-class _Given:  # a function given as a handler, called with its callback; a class, so that it pickles
-    def __init__(self, f, cb): self.f, self.cb = f, cb
-    def __call__(self, *args): return self.f(self.cb, *args)
 
 
 def _loop_field(name):  # a property, so that reading it costs no Python call

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from learner.optim import missing_params
-from learner.utils import warn
+from .optim import missing_params
+from .utils import warn
 
 __all__ = ['check_fit', 'check_trained']
 

@@ -116,7 +116,9 @@ class DataLoaders:
 
     @cached_property
     def vocab(self) -> Any:
-        "The classes: what was set, or what the loader or its dataset tell"
+        """The classes: what was set, or what the loader or its dataset tell
+
+        Raises: AttributeError if none of them knows."""
         found = _known(self.train, 'vocab', 'classes')
         if found is None: raise AttributeError("neither the train loader nor its dataset knows the classes: set "
                                                "`dls.vocab`, or `dls.c` to their number")

@@ -14,7 +14,7 @@ from numbers import Integral, Real
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from learner.utils import optional
+from .utils import optional
 
 __all__ = ['set_display', 'display_mode', 'Bar', 'Live', 'LogLive', 'TerminalLive', 'NotebookLive', 'new_live',
            'show_table']

@@ -5,7 +5,7 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
-from learner.utils import edit_distance
+from .utils import edit_distance
 
 __all__ = ['CancelException', 'CancelFitException', 'CancelEpochException', 'CancelTrainException',
            'CancelValidException', 'CancelBatchException', 'CancelBackwardException', 'CancelStepException',

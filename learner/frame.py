@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from learner.events import LoopState
-from learner.interrupt import deferred_interrupt, free_frames, frees_memory
-from learner.modes import restore_modes, snapshot_modes
-from learner.utils import replacing, rng_state, set_rng_state, warn
+from .events import LoopState
+from .interrupt import deferred_interrupt, free_frames, frees_memory
+from .modes import restore_modes, snapshot_modes
+from .utils import replacing, rng_state, set_rng_state, warn
 
 __all__ = ['fit_frame', 'ready_opt', 'made_from', 'evaluation_frame', 'guest_frame']
 

@@ -5,10 +5,10 @@ from typing import Any, Self
 from fastcore.basics import noop
 from fastcore.foundation import L
 
-from learner.callback import Callback, TrainEvalCallback
-from learner.events import CancelException, LoopState, event, events_of, inner_events, no_event, scopes
-from learner.order import sort_by_run
-from learner.utils import warn
+from .callback import Callback, TrainEvalCallback
+from .events import CancelException, LoopState, event, events_of, inner_events, no_event, scopes
+from .order import sort_by_run
+from .utils import warn
 
 __all__ = ['Host', 'default_callbacks']
 
@@ -138,8 +138,13 @@ class Host(LoopState):
         if name not in vars(event): raise TypeError(no_event(name, 'ordered_cbs: '))
         return [cb for cb in sort_by_run(self.cbs) if cb.handler(name)]
 
-    def __call__(self, names: str|list, *args) -> None:  # one event or several, and what their handlers get
-        "Fire events"
+    def __call__(self,
+        names: str|list,  # one event or several
+        *args,            # what their handlers get
+    ) -> None:
+        """Fire events
+
+        Raises: TypeError if there is no such event."""
         for name in L(names):
             if name not in vars(event): raise TypeError(no_event(name, 'learn: '))
             if not self.run_kind: self._resolve()
@@ -206,7 +211,7 @@ class Host(LoopState):
         def gravity(e): return 2 if not isinstance(e, Exception) else not isinstance(e, CancelException)
         worst = max(errors, key=gravity, default=None)  # the first of the gravest
         for e in errors:
-            if e is not worst: worst.add_note(f"and then {type(e).__name__}: {e}")  # type: ignore[union-attr]
+            if worst and e is not worst: worst.add_note(f"and then {type(e).__name__}: {e}")
         errors.clear()
         if worst is not None and worst is not error: raise worst
 

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 from fastcore.foundation import L
 from torch import Tensor, nn
 
-from learner.callback import TrainEvalCallback
-from learner.checks import check_fit, check_trained
-from learner.data import as_dls
-from learner.events import (CancelBackwardException, CancelBatchException, CancelEpochException, CancelException,
-                            CancelFitException, CancelStepException, CancelTrainException, CancelValidException, scopes)
-from learner.frame import evaluation_frame, fit_frame, guest_frame, made_from, ready_opt
-from learner.host import Host, default_callbacks
-from learner.interrupt import StopFlag
-from learner.loss_value import loss_without_targets, total_loss
-from learner.metrics import mk_metrics
-from learner.modes import choose_device
-from learner.optim import Adam, make_opt, opt_lr, params
-from learner.tensors import forward_keys, split_batch, to_device
-from learner.utils import replacing
+from .callback import TrainEvalCallback
+from .checks import check_fit, check_trained
+from .data import as_dls
+from .events import (CancelBackwardException, CancelBatchException, CancelEpochException, CancelException,
+                     CancelFitException, CancelStepException, CancelTrainException, CancelValidException, scopes)
+from .frame import evaluation_frame, fit_frame, guest_frame, made_from, ready_opt
+from .host import Host, default_callbacks
+from .interrupt import StopFlag
+from .loss_value import loss_without_targets, total_loss
+from .metrics import mk_metrics
+from .modes import choose_device
+from .optim import Adam, make_opt, opt_lr, params
+from .tensors import forward_keys, split_batch, to_device
+from .utils import replacing
 
 __all__ = ['Learner']
 
@@ -172,7 +172,9 @@ class Learner(Host):
                 self._with_events(self.all_batches, 'validate', CancelValidException)
 
     def all_batches(self) -> None:
-        "Go through the loader once; a stop asked for takes effect between two batches"
+        """Go through the loader once; a stop asked for takes effect between two batches
+
+        Raises: ValueError if the loader gives no batch."""
         i, stoppable = -1, all(scope[0] != 'batch' for scope in self._scopes())
         for i, b in enumerate(self.dl):
             self.one_batch(i, b)
@@ -266,6 +268,8 @@ class Learner(Host):
             else: self._with_events(lambda: self._with_events(epoch, 'epoch'), 'fit')
             return self.final_record
 
-    def agree(self, flag: bool) -> bool:
+    def agree(self,
+        flag: bool,  # what this process would do
+    ) -> bool:
         "`flag`; where several processes train together, what they decide together"
         return flag

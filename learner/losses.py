@@ -54,11 +54,15 @@ class CrossEntropyLossFlat(nn.CrossEntropyLoss):
     def _rows(self, t): return t.movedim(self.axis, -1).reshape(-1, t.shape[self.axis])
     def _loss(self, pred, targ): return super().forward(pred, targ)
 
-    def activation(self, pred: Tensor) -> Tensor:
+    def activation(self,
+        pred: Tensor,  # scores, as the loss takes them
+    ) -> Tensor:       # of the same shape
         "Probabilities, by the softmax of scores"
         return pred.softmax(self.axis)
 
-    def decodes(self, pred: Tensor) -> Tensor:
+    def decodes(self,
+        pred: Tensor,  # what `activation` returned, or scores where that makes no difference
+    ) -> Tensor:
         "Index of the most probable class"
         return pred.argmax(self.axis)
 
@@ -148,11 +152,15 @@ class BCEWithLogitsLossFlat(nn.BCEWithLogitsLoss):
         "The loss of one batch"
         return super().forward(*_alike(pred, targ, self.flatten))
 
-    def activation(self, pred: Tensor) -> Tensor:
+    def activation(self,
+        pred: Tensor,  # scores, as the loss takes them
+    ) -> Tensor:       # of the same shape
         "Probabilities, by the sigmoid of scores"
         return pred.sigmoid()
 
-    def decodes(self, pred: Tensor) -> Tensor:
+    def decodes(self,
+        pred: Tensor,  # what `activation` returned, or scores where that makes no difference
+    ) -> Tensor:
         "Whether each probability is above `thresh`; takes what `activation` returned, not scores"
         return pred > self.thresh
 
@@ -217,11 +225,15 @@ class DiceLoss(nn.Module):
         size = (probs.square() if self.square_in_union else probs).sum(2) + mask.sum(2)
         return _reduced(1 - (2*(probs*mask).sum(2)+self.smooth)/(size+self.smooth), self.reduction)
 
-    def activation(self, pred: Tensor) -> Tensor:
+    def activation(self,
+        pred: Tensor,  # scores, as the loss takes them
+    ) -> Tensor:       # of the same shape
         "Probabilities, by the softmax of scores"
         return pred.softmax(self.axis)
 
-    def decodes(self, pred: Tensor) -> Tensor:
+    def decodes(self,
+        pred: Tensor,  # what `activation` returned, or scores where that makes no difference
+    ) -> Tensor:
         "Index of the most probable class"
         return pred.argmax(self.axis)
 

@@ -2,7 +2,7 @@
 import torch
 from torch import nn
 
-from learner.utils import warn
+from .utils import warn
 
 __all__ = ['snapshot_modes', 'restore_modes', 'train_mode', 'devices', 'choose_device', 'move']
 

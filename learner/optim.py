@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from learner.optimizers import (SGD, Adadelta, Adagrad, Adam, Adamax, Lamb, Larc, Lookahead, NAdam, OptimWrapper,
-                                QHAdam, RAdam, RMSProp, attach_hooks, opt_lr, ranger, torch_opt)
-from learner.splitters import all_names, check_groups, find_opts, is_bias, norm_params, params, shape, trainable_params
+from .optimizers import (SGD, Adadelta, Adagrad, Adam, Adamax, Lamb, Larc, Lookahead, NAdam, OptimWrapper, QHAdam,
+                         RAdam, RMSProp, attach_hooks, opt_lr, ranger, torch_opt)
+from .splitters import all_names, check_groups, find_opts, is_bias, norm_params, params, shape, trainable_params
 
 __all__ = ['Optimizer', 'make_opt', 'missing_params', 'params', 'trainable_params', 'opt_lr', 'OptimWrapper', 'SGD',
            'RMSProp', 'Adam', 'RAdam', 'NAdam', 'Adagrad', 'Adadelta', 'Adamax', 'QHAdam', 'Larc', 'Lamb', 'Lookahead',
@@ -98,6 +98,7 @@ class Optimizer:
         names: dict[Tensor, list[str]],        # all names of each parameter
         always: set[Tensor],                   # parameters that `freeze_to` leaves trainable
     ):
+        "Raises: ValueError if `opts` has names that mean nothing to the optimizer."
         self.opt, self.param_lists, self.opts, self.names, self.always = opt, param_lists, opts, names, always
         self.places, self._by_decay = _places(opt.param_groups[0]), None
         self._all = [p for ps in param_lists for p in ps]
@@ -155,7 +156,9 @@ class Optimizer:
         if bad := [v for v in values if not v >= 0]: raise ValueError(f"`{name}` must be 0 or more, not {bad[0]}")
         for h, v in zip(self.hypers, values): h[name] = v
 
-    def set_hypers(self, **hypers) -> None:
+    def set_hypers(self,
+        **hypers,  # values by name, each as `set_hyper` takes it
+    ) -> None:
         "`set_hyper` for each of `hypers`"
         for name, value in hypers.items(): self.set_hyper(name, value)
 

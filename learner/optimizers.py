@@ -104,14 +104,14 @@ def _make(cls: type[optim.Optimizer], params: Iterable, lr: float, wd: float, ho
     return opt
 
 
-# ---- the optimizers; in all, `decouple_wd=False` adds `wd*p` to the gradient, as torch's own do
+# ---- the optimizers
 
 def SGD(
     params: Iterable,          # parameters, lists of them, or torch's groups
-    lr: float,
+    lr: float,                 # learning rate; the Learner gives it
     mom: float = 0.,           # momentum; 0 for none, which no schedule can change
-    wd: float = 0.,
-    decouple_wd: bool = True,
+    wd: float = 0.,            # weight decay
+    decouple_wd: bool = True,  # False: add `wd*p` to the gradient instead
 ) -> optim.Optimizer:
     "Gradient descent, with momentum"
     return _make(optim.SGD, params, lr, wd, decouple_wd, momentum=mom)
@@ -119,12 +119,12 @@ def SGD(
 
 def RMSProp(
     params: Iterable,          # parameters, lists of them, or torch's groups
-    lr: float,
+    lr: float,                 # learning rate; the Learner gives it
     sqr_mom: float = .99,      # decay of the average of squared gradients
     mom: float = 0.,           # momentum of the steps; 0 for none
-    wd: float = 0.,
-    decouple_wd: bool = True,
-    eps: float = 1e-8,
+    wd: float = 0.,            # weight decay
+    decouple_wd: bool = True,  # False: add `wd*p` to the gradient instead
+    eps: float = 1e-8,         # keeps the division from 0
 ) -> optim.Optimizer:
     "Gradients divided by the root of the average of their squares"
     return _make(optim.RMSprop, params, lr, wd, decouple_wd, alpha=sqr_mom, momentum=mom, eps=eps)
@@ -132,12 +132,12 @@ def RMSProp(
 
 def Adam(
     params: Iterable,          # parameters, lists of them, or torch's groups
-    lr: float,
+    lr: float,                 # learning rate; the Learner gives it
     mom: float = .9,           # decay of the average of gradients
     sqr_mom: float = .99,      # decay of the average of their squares
-    eps: float = 1e-5,
-    wd: float = .01,
-    decouple_wd: bool = True,
+    eps: float = 1e-5,         # keeps the division from 0
+    wd: float = .01,           # weight decay
+    decouple_wd: bool = True,  # False: add `wd*p` to the gradient instead
 ) -> optim.Optimizer:
     "torch's AdamW (Adam if not `decouple_wd`) with fastai's defaults"
     return _make(optim.AdamW if decouple_wd else optim.Adam, params, lr, wd, False, betas=(mom, sqr_mom), eps=eps)
@@ -145,12 +145,12 @@ def Adam(
 
 def RAdam(
     params: Iterable,          # parameters, lists of them, or torch's groups
-    lr: float,
+    lr: float,                 # learning rate; the Learner gives it
     mom: float = .9,           # decay of the average of gradients
     sqr_mom: float = .99,      # decay of the average of their squares
-    eps: float = 1e-5,
-    wd: float = 0.,
-    decouple_wd: bool = True,
+    eps: float = 1e-5,         # keeps the division from 0
+    wd: float = 0.,            # weight decay
+    decouple_wd: bool = True,  # False: add `wd*p` to the gradient instead
 ) -> optim.Optimizer:
     "Adam without its second average for the first steps, in which that varies most"
     return _make(optim.RAdam, params, lr, wd, False, betas=(mom, sqr_mom), eps=eps, decoupled_weight_decay=decouple_wd)
@@ -158,12 +158,12 @@ def RAdam(
 
 def NAdam(
     params: Iterable,          # parameters, lists of them, or torch's groups
-    lr: float,
+    lr: float,                 # learning rate; the Learner gives it
     mom: float = .9,           # decay of the average of gradients
     sqr_mom: float = .99,      # decay of the average of their squares
-    eps: float = 1e-5,
-    wd: float = 0.,
-    decouple_wd: bool = True,
+    eps: float = 1e-5,         # keeps the division from 0
+    wd: float = 0.,            # weight decay
+    decouple_wd: bool = True,  # False: add `wd*p` to the gradient instead
 ) -> optim.Optimizer:
     "Adam with Nesterov's momentum"
     return _make(optim.NAdam, params, lr, wd, False, betas=(mom, sqr_mom), eps=eps, decoupled_weight_decay=decouple_wd)
@@ -171,10 +171,10 @@ def NAdam(
 
 def Adagrad(
     params: Iterable,          # parameters, lists of them, or torch's groups
-    lr: float,
-    eps: float = 1e-10,
-    wd: float = 0.,
-    decouple_wd: bool = True,
+    lr: float,                 # learning rate; the Learner gives it
+    eps: float = 1e-10,        # keeps the division from 0
+    wd: float = 0.,            # weight decay
+    decouple_wd: bool = True,  # False: add `wd*p` to the gradient instead
 ) -> optim.Optimizer:
     "Gradients divided by the root of the sum of their squares"
     return _make(optim.Adagrad, params, lr, wd, decouple_wd, eps=eps)
@@ -184,9 +184,9 @@ def Adadelta(
     params: Iterable,          # parameters, lists of them, or torch's groups
     lr: float,                 # 1 is Adadelta as published
     sqr_mom: float = .9,       # decay of the averages of squared gradients and squared steps
-    eps: float = 1e-6,
-    wd: float = 0.,
-    decouple_wd: bool = True,
+    eps: float = 1e-6,         # keeps the division from 0
+    wd: float = 0.,            # weight decay
+    decouple_wd: bool = True,  # False: add `wd*p` to the gradient instead
 ) -> optim.Optimizer:
     "Gradients scaled by the ratio of the averages of past steps and past gradients"
     return _make(optim.Adadelta, params, lr, wd, decouple_wd, rho=sqr_mom, eps=eps)
@@ -194,12 +194,12 @@ def Adadelta(
 
 def Adamax(
     params: Iterable,          # parameters, lists of them, or torch's groups
-    lr: float,
+    lr: float,                 # learning rate; the Learner gives it
     mom: float = .9,           # decay of the average of gradients
     sqr_mom: float = .999,     # decay of their largest size
-    eps: float = 1e-8,
-    wd: float = 0.,
-    decouple_wd: bool = True,
+    eps: float = 1e-8,         # keeps the division from 0
+    wd: float = 0.,            # weight decay
+    decouple_wd: bool = True,  # False: add `wd*p` to the gradient instead
 ) -> optim.Optimizer:
     "Adam with the largest gradient in place of the average of squares"
     return _make(optim.Adamax, params, lr, wd, decouple_wd, betas=(mom, sqr_mom), eps=eps)
@@ -208,16 +208,18 @@ def Adamax(
 def OptimWrapper(
     params: Any = None,  # parameters, lists of them, or torch's groups
     opt: Any = None,     # a torch.optim class, or an optimizer, which is returned as it is
-    **kwargs,
+    **kwargs,            # given to `opt`
 ) -> optim.Optimizer:
-    "fastai's way to give a torch optimizer, `partial(OptimWrapper, opt=torch.optim.AdamW)`; here the class will do"
+    """fastai's way to give a torch optimizer, `partial(OptimWrapper, opt=torch.optim.AdamW)`; here the class will do
+
+    Raises: TypeError without `opt`."""
     if opt is None: raise TypeError("`OptimWrapper` needs `opt`, as in partial(OptimWrapper, opt=torch.optim.AdamW)")
     return opt if isinstance(opt, optim.Optimizer) else opt(_groups(params), **kwargs)
 
 
 def _refuse(name: str, instead: str, *args, **kwargs) -> NoReturn:
-    raise NotImplementedError(f"`{name}` is not one of torch's optimizers: use {instead}; or give, as `opt_func`, a "
-                              "torch.optim.Optimizer class of another package")
+    raise ValueError(f"`{name}` is not one of torch's optimizers: use {instead}; or give, as `opt_func`, a "
+                     "torch.optim.Optimizer class of another package")
 
 
 QHAdam = partial(_refuse, 'QHAdam', '`NAdam` or `Adam`')

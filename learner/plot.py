@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from learner.utils import optional
+from .utils import optional
 
 __all__ = ['plot_loss']
 

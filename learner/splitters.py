@@ -19,14 +19,14 @@ bias_name = re.compile(r'(^|\.)\w*bias\w*(\.original\d*)?$')  # also `in_proj_bi
 
 
 def params(
-    model: nn.Module,
+    model: nn.Module,  # whose parameters are trained
 ) -> list[nn.Parameter]:
     "The default splitter: all parameters in one group, also those frozen by hand, which `unfreeze` makes trainable"
     return list(model.parameters())
 
 
 def trainable_params(
-    model: nn.Module,
+    model: nn.Module,  # whose parameters are trained
 ) -> list[nn.Parameter]:
     "A splitter with one group of the parameters that now require gradients; `unfreeze` does not reach the others"
     return [p for p in model.parameters() if p.requires_grad]

@@ -104,7 +104,7 @@ def test_errors_keep_type_args_and_traceback(ex):
 
     assert e.value is ex and e.value.args == ex.args
     assert ex.__notes__ == ['raised by `Callback` at `after_loss`, epoch 0, batch 1']
-    assert e.traceback[-1].name == '__call__'
+    assert e.traceback[-1].name == '__call__' and e.traceback[-1].path.name == 'helpers.py'
 
 
 def test_cancelled_batch_is_not_stepped():

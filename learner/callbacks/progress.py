@@ -8,9 +8,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from learner.callback import Callback
-from learner.display import Bar, Live, new_live
-from learner.utils import optional, warn
+from ..callback import Callback
+from ..display import Bar, Live, new_live
+from ..utils import optional, warn
 
 __all__ = ['ProgressCallback', 'ShowGraphCallback', 'CSVLogger']
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from fastcore.basics import patch
 
-from learner.callback import Callback
-from learner.learner import Learner
-from learner.plot import plot_loss
-from learner.tensors import find_bs
-from learner.utils import replacing, warn
+from ..callback import Callback
+from ..learner import Learner
+from ..plot import plot_loss
+from ..tensors import find_bs
+from ..utils import replacing, warn
 
 __all__ = ['Recorder', 'Row']
 
@@ -68,7 +68,7 @@ class Losses:
 class Recorder(Callback):
     """Records losses, learning rates, metrics and time
 
-    A row is there as soon as the last phase of its epoch is over, so that every callback's `after_epoch` can read it."""
+    A row is there as soon as the last phase of its epoch is over, so that each callback's `after_epoch` can read it."""
     order = 50
     unique = True
     run_in = frozenset({'fit', 'validate', 'lr_find'})

@@ -3,10 +3,10 @@ from contextlib import AbstractContextManager
 
 from fastcore.basics import noop, patch
 
-from learner.display import show_table
-from learner.events import events_of
-from learner.learner import Learner
-from learner.utils import replacing
+from ..display import show_table
+from ..events import events_of
+from ..learner import Learner
+from ..utils import replacing
 
 __all__ = ['outline']
 

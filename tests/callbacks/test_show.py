@@ -41,7 +41,7 @@ def test_show_training_loop(capsys):
 
 @pytest.mark.parametrize('ex', [None, ValueError, KeyboardInterrupt])
 def test_no_bar_and_no_logging(ex, capsys):
-    "Within `no_bar` rows are plain lines, within `no_logging` there are none; afterwards, and after errors, all is back"
+    "Within `no_bar` rows are plain lines, within `no_logging` there are none; then, and after errors, all is back"
     learn = synth_learner(default_cbs=True)
     def fit(context):
         with context:
