@@ -45,9 +45,11 @@ class Callback:
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        for name, f in vars(cls).items():
+        for name, f in [item for c in cls.__mro__ if c not in (Callback, object) for item in vars(c).items()]:
             if inspect.isroutine(f) and not name.startswith('_') and similar_event(name):
                 raise TypeError(no_event(name, f'{cls.__name__}.'))
+            if name in vars(event) and not inspect.isroutine(f):
+                raise TypeError(f"`{cls.__name__}.{name}` is a `{type(f).__name__}`; what acts at an event is a method")
 
     @property
     def name(self) -> str:  # `ProgressCallback` is `learn.progress`
@@ -117,11 +119,10 @@ class TrainEvalCallback(Callback):
         self.learn.pct_train = self.epoch/self.n_epoch
         whole = not self.model.training
         kept = [name for m in self.modules for name in train_mode(m)]
-        if self.said or not (kept or whole): return
+        if (kept or whole) and not self.said: warn(
+            "the model was in eval mode as a whole, and all of it is trained" if whole else "in eval mode, and left so "
+            f"while training: {', '.join(kept)}; `learn.model.train()` before fit trains them")
         self.said = True
-        warn("the model was in eval mode as a whole, and all of it is trained" if whole else
-             "in eval mode, and left so while training: "
-             f"{', '.join(kept)}; `learn.model.train()` before fit trains them")
 
     def before_validate(self):
         for m in self.modules: m.eval()
@@ -129,4 +130,4 @@ class TrainEvalCallback(Callback):
     def after_batch(self):
         learn = self.learn
         learn.train_iter += 1
-        if learn.n_iter: learn.pct_train = (learn.epoch + (learn.iter+1)/learn.n_iter)/learn.n_epoch
+        if learn.n_iter: learn.pct_train = (learn.epoch + min(1, (learn.iter+1)/learn.n_iter))/learn.n_epoch

@@ -20,7 +20,8 @@ def check_fit(
 
     Raises: TypeError, ValueError or RuntimeError, saying what to do."""
     for name, n in dict(n_epoch=n_epoch, start_epoch=start_epoch).items():
-        if not isinstance(n, Integral): raise TypeError(f"fit: `{name}` is {n!r}; give a whole number of epochs")
+        if not isinstance(n, Integral) or isinstance(n, bool):
+            raise TypeError(f"fit: `{name}` is {n!r}; give a whole number of epochs")
         if n < 0: raise ValueError(f"fit: `{name}` is {n}; it cannot be negative")
     if start_epoch and start_epoch >= n_epoch: raise ValueError(
         f"fit: `start_epoch={start_epoch}` leaves nothing of `n_epoch={n_epoch}`, which counts skipped epochs too")
@@ -39,14 +40,15 @@ def check_fit(
 
 
 def check_trained(
-    learn: Any,  # the Learner, when callbacks have had their `before_fit`
+    learn: Any,  # the Learner, before the training of an epoch
 ) -> None:
     """That something is trained, and a warning that names what is not
 
     Raises: ValueError if all parameters are frozen."""
     if not any(p.requires_grad for ps in learn.opt.param_lists for p in ps): raise ValueError(
         f"all parameters of `{type(learn.model).__name__}` are frozen: set `requires_grad` of those to be trained")
-    if names := missing_params(learn.opt, learn.model, learn.loss_func):
+    if names := [n for n in missing_params(learn.opt, learn.model, learn.loss_func) if n not in learn.opt.told]:
+        learn.opt.told |= {*names}
         more = f" and {len(names)-5} more" if len(names) > 5 else ''
         warn(f"not trained, since the optimizer was made without them: {', '.join(names[:5])}{more}; `learn.splitter` "
              "says what it gets, `learn.create_opt()` makes it anew; `requires_grad_(False)` marks what is to stay so")

@@ -30,10 +30,9 @@ class DataLoaders:
     loader and its dataset.
 
     Raises: TypeError if a loader is missing, or is no iterable of batches."""
-    train: Loader                  # the training loader
     valid_sets: dict[str, Loader]  # validation loaders by name; a single one is named ''
     loaders: list[Loader]          # all of them: training, validation, others
-    loss_func: Any                 # what a Learner without a loss takes
+    n_inp: int | None = None       # how many of a batch's members are inputs; None: all but the last
 
     def __init__(self,
         *loaders: Any,                                   # training, validation (or None, or a dict of them), others
@@ -44,8 +43,8 @@ class DataLoaders:
         train, valid, *others = *loaders, *[None]*(len(loaders) == 1)
         if others and valid is None: raise TypeError("DataLoaders: a third loader needs a validation loader before it")
         sets = valid if isinstance(valid, Mapping) else {} if valid is None else {'': valid}
-        self.train, self.valid_sets = _wrap(train), {k: _wrap(dl) for k, dl in sets.items()}
-        self.loaders = [self.train, *self.valid_sets.values(), *map(_wrap, others)]
+        self.valid_sets = {k: _wrap(dl) for k, dl in sets.items()}
+        self.loaders = [_wrap(train), *self.valid_sets.values(), *map(_wrap, others)]
         self.device, self.path = device, Path(path)
 
     @classmethod
@@ -61,7 +60,8 @@ class DataLoaders:
     ) -> 'DataLoaders':
         """Torch DataLoaders of datasets; samplers, `generator` and `drop_last` are for the training set only
 
-        Raises: ValueError if a dataset is empty."""
+        Raises: ValueError if a dataset is empty, TypeError for `batch_size`."""
+        if 'batch_size' in kwargs: raise TypeError("the number of items in a batch is `bs` here, not `batch_size`")
         sets = valid if isinstance(valid, Mapping) else {} if valid is None else {'': valid}
         for name, ds in {'train': train, **sets}.items():
             if hasattr(ds, '__len__') and len(ds) == 0: raise ValueError(f"the {name or 'valid'} dataset is empty")
@@ -95,8 +95,22 @@ class DataLoaders:
         dls = cls.from_dsets(train, valid_ds, **kwargs)
         targs = [s[1] for s in sets]
         if targs[0].is_floating_point(): dls.loss_func, dls.c = MSELossFlat(), targs[0][0].numel()
+        elif (low := int(min(t.min() for t in targs))) < 0: raise ValueError(
+            f"y: integers are classes, counted from 0, but one is {low}; give floats if they are values")
         else: dls.loss_func, dls.c = nn.CrossEntropyLoss(), int(max(t.max() for t in targs)) + 1
         return dls
+
+    @property
+    def train(self) -> Loader: "The training loader; another may be set"; return self.loaders[0]
+    @train.setter
+    def train(self, dl):
+        self.loaders[0] = _wrap(dl)
+        self.loaders[0].device = self.device
+
+    @cached_property
+    def loss_func(self) -> Any:
+        "What a Learner without a loss takes: what was set, or what the training loader or its dataset have"
+        return _known(self.train, 'loss_func')
 
     @property
     def valid(self) -> Loader | None: "The first validation loader"; return next(iter(self.valid_sets.values()), None)
@@ -148,9 +162,10 @@ class DataLoaders:
         i: int,                                    # its number; 0 is the training loader
         device: torch.device | str | int | None,   # where its batches go in this epoch
     ) -> Loader:
-        "Loader number `i` to be iterated for training"
-        self[i].device = device
-        return self[i]
+        "Loader number `i` to be iterated for training; a fork of it while it is in use, as by another Learner"
+        dl = self[i].fork() if self[i].in_use else self[i]
+        dl.device = device
+        return dl
 
     def eval_loaders(self,
         ds_idx: int,                               # 1 for the validation sets, else a loader's number
@@ -159,7 +174,9 @@ class DataLoaders:
     ) -> Iterator[tuple[str, Loader]]:             # names ('' if there is one set only) and loaders
         """Loaders to be iterated in an evaluation, at any time: a training loader, or one in use, is iterated as a fork
 
-        Raises: IndexError if there is no such loader."""
+        Raises: IndexError if there is no such loader, TypeError if `dl` is a batch."""
+        if isinstance(dl, (tuple, Mapping)) and _is_batch(dl): raise TypeError(
+            f"a `{type(dl).__name__}` of tensors is a batch, not a loader: give `[batch]`, or a DataLoader")
         if dl is None and not 0 <= ds_idx < max(2, len(self)):
             raise IndexError(f"there is no loader number {ds_idx}, but {len(self)}, counted from 0")
         sets = {'': dl if isinstance(dl, Loader) else Loader(dl)} if dl is not None else \

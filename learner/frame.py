@@ -11,9 +11,10 @@ import torch
 from .events import LoopState
 from .interrupt import deferred_interrupt, free_frames, frees_memory
 from .modes import restore_modes, snapshot_modes
+from .optim import Optimizer
 from .utils import replacing, rng_state, set_rng_state, warn
 
-__all__ = ['fit_frame', 'ready_opt', 'made_from', 'evaluation_frame', 'guest_frame']
+__all__ = ['fit_frame', 'ready_opt', 'set_rates', 'made_from', 'evaluation_frame', 'guest_frame']
 
 loop_fields = frozenset([*vars(LoopState), 'stage', 'valid_name', 'stepped', 'n_step', 'loss_parts', '_had_targets'])
 
@@ -36,7 +37,19 @@ def made_from(
     learn: Any,          # the Learner
 ) -> dict[str, Any]:     # by name
     "What an optimizer depends on, beside the model's parameters"
-    return {k: getattr(learn, k) for k in ('opt_func', 'splitter', 'wd_bn_bias', 'train_bn', 'param_opts')}
+    made = {k: getattr(learn, k) for k in ('opt_func', 'splitter', 'wd_bn_bias', 'train_bn')}
+    return {**made, 'param_opts': deepcopy(learn.param_opts)}
+
+
+def set_rates(
+    learn: Any,  # the Learner
+) -> None:
+    "Set learning rate and decay of the optimizer: the current fit's, else the Learner's, else for the decay its own"
+    opt, lr, wd = learn.opt, learn._rates.get('lr'), learn._rates.get('wd')
+    opt.set_hyper('lr', learn.lr if lr is None else lr)
+    if learn.wd is not None: opt.set_hyper('wd', learn.wd)
+    opt.own_wd = [h.get('wd') for h in opt.hypers]
+    if wd is not None: opt.set_hyper('wd', wd)
 
 
 @contextmanager
@@ -46,20 +59,23 @@ def ready_opt(
     wd: Any,      # weight decay for this fit only; None: the Learner's
     reset: bool,  # a new optimizer in any case
 ):
-    "The optimizer of the last fit, or a new one if anything that it depends on has changed, with the rates of this fit"
-    old, now = getattr(learn.opt, 'made_from', None) or {}, made_from(learn)
+    """The optimizer of the last fit, or a new one if what it depends on has changed, with the rates of this fit
+
+    Raises: TypeError if `learn.opt` was set to something else."""
+    opt = learn.opt
+    if not isinstance(opt, Optimizer | None): raise TypeError(
+        f"`learn.opt` is a `{type(opt).__name__}`: give its class, or a partial of it, as `opt_func`")
+    old, now = (opt and opt.made_from) or {}, made_from(learn)
     changed = [k for k in old if old[k] != now[k]]
-    if old and {p for m in learn.modules for p in m.parameters()} != learn.opt.names.keys(): changed.append('model')
+    if opt and old and {p for m in learn.modules for p in m.parameters()} != opt.names.keys(): changed.append('model')
     if changed and not reset: warn(f"the optimizer is made anew, since `{'`, `'.join(changed)}` changed")
-    opt = learn.create_opt() if learn.opt is None or reset or changed else learn.opt
-    opt.zero_grad()
-    opt.set_hyper('lr', learn.lr if lr is None else lr)
-    if learn.wd is not None: opt.set_hyper('wd', learn.wd)
-    if wd is None: return (yield)
-    kept = [h.get('wd') for h in opt.hypers]
-    opt.set_hyper('wd', wd)
-    try: yield
-    finally: opt.set_hyper('wd', kept)
+    with replacing(learn, _rates=dict(lr=lr, wd=wd)):
+        if opt is None or reset or changed: learn.create_opt()
+        else: set_rates(learn)
+        learn.opt.zero_grad()
+        try: yield
+        finally:
+            if wd is not None: learn.opt.set_hyper('wd', learn.opt.own_wd)
 
 
 @contextmanager
@@ -85,21 +101,30 @@ def guest_frame(
     learn: Any,  # the Learner that evaluates
 ):
     "Also metrics, hyper-parameters and the declared state of callbacks are afterwards as they were"
-    kept = [(vars(cb), k, vars(cb)[k], _content(vars(cb)[k])) for cb in learn.cbs for k in cb.state if k in vars(cb)]
+    states = [(vars(cb), k) for cb in learn.cbs for k in cb.state if k in vars(cb)]
+    kept = [(attrs, k, attrs[k], _content(attrs[k])) for attrs, k in states]
     hypers = [dict(h) for h in learn.opt.hypers] if learn.opt else []
     work, busy = learn._at_work, set()
     while work: busy, work = busy | {(id(work[0]), work[1])}, work[2]
-    now = dict(_metrics=deepcopy(learn.metrics), _scope=['frame', learn._scope, []], _at_work=learn._at_work,
-               _busy=frozenset(busy), final_record=None)
-    with evaluation_frame(learn), replacing(learn, **now):
-        try: yield
-        finally:
-            for attrs, k, value, content in kept:
-                attrs[k] = value
-                if content is not None: _refill(value, content)
-            for h, old in zip(learn.opt.hypers if learn.opt else [], hypers):
-                if dict(h) != old: h.update(old)
-    learn._resolve()  # the handlers of whatever goes on
+    now = dict(_metrics=[_copy_metric(m, learn) for m in learn.metrics], _scope=['frame', learn._scope, []],
+               _at_work=learn._at_work, _busy=frozenset(busy), final_record=None)
+    try:
+        with evaluation_frame(learn), replacing(learn, **now): yield
+    finally:
+        for attrs, k, value, content in kept:
+            attrs[k] = value
+            if content is not None: _refill(value, content)
+        for h, old in zip(learn.opt.hypers if learn.opt else [], hypers):
+            if dict(h) != old: h.update(old)
+        learn._resolve()  # the handlers of whatever goes on
+
+
+def _copy_metric(metric, learn):  # of what it has accumulated: the functions it calls, and their owners, are shared
+    shared = [learn, *learn.cbs, *learn.modules, getattr(metric, 'func', None), getattr(metric, 'sums', None)]
+    try: return deepcopy(metric, {id(o): o for o in shared})
+    except Exception as e:
+        e.add_note(f"an evaluation works with a copy of the metric `{metric.name}`, and it cannot be copied")
+        raise
 
 
 def _content(o): return copy(o) if isinstance(o, (list, dict, set, deque)) else None

@@ -5,7 +5,7 @@ from typing import Any, Self
 from fastcore.basics import noop
 from fastcore.foundation import L
 
-from .callback import Callback, TrainEvalCallback
+from .callback import Callback, TrainEvalCallback, run_kinds
 from .events import CancelException, LoopState, event, events_of, inner_events, no_event, scopes
 from .order import sort_by_run
 from .utils import warn
@@ -20,6 +20,8 @@ def check_new(host: Any, cb: Any) -> Callback|None:  # the callback of a class n
     Raises: TypeError or ValueError if it may not, saying what to do."""
     if not isinstance(cb, Callback):
         raise TypeError(f"`{cb!r}` is no callback: give a Callback, a class of one, or `Callback(after_batch=f)`")
+    if odd := set(L(cb.run_in)) - run_kinds:
+        raise ValueError(f"`{cb}`: run_in has {', '.join(map(repr, odd))}; there are {', '.join(sorted(run_kinds))}")
     if cb.learn is not None: raise ValueError(
         f"`{cb}` is part of this Learner already" if cb.learn is host else
         f"`{cb}` belongs to another Learner: make a second one, or remove it there first")
@@ -30,7 +32,7 @@ def check_new(host: Any, cb: Any) -> Callback|None:  # the callback of a class n
     for old in host.cbs:
         same = (type(old).__module__, type(old).__qualname__) == (type(cb).__module__, type(cb).__qualname__)
         if same and type(old) is not type(cb) and '<locals>' not in type(cb).__qualname__: return old
-        if cb.unique and type(old) is type(cb):
+        if cb.unique and isinstance(old, next(c for c in type(cb).__mro__[::-1] if vars(c).get('unique'))):
             raise ValueError(f"there is a `{cb}` already, and a second one would undo its work: "
                              f"`learn.remove_cb(learn.{cb.name})` first, or give yours to `Learner(cbs=…)`")
 
@@ -50,6 +52,7 @@ class Host(LoopState):
     # ---- the list
 
     def _defaults(self, wanted, given):  # default callbacks, but for those whose class the user gives
+        if not isinstance(wanted, (bool, dict)): raise TypeError(f"default_cbs: {wanted!r} is no bool and no dict")
         own = wanted if isinstance(wanted, dict) else {}
         if odd := [k for k, v in own.items() if v is None and k not in default_callbacks]:
             raise KeyError(f"default_cbs: `{odd[0]}` is no default callback; they are {', '.join(default_callbacks)}")
@@ -58,8 +61,13 @@ class Host(LoopState):
         return [cb for cb in {**kept, **own}.values() if cb is not None]
 
     def add_cbs(self, cbs: Any) -> Self:  # one callback or a list, classes or instances
-        "Add callbacks for good"
-        for cb in L(cbs): self.add_cb(cb)
+        "Add callbacks for good; all of them, or none if one cannot be added"
+        old = list(self.cbs)
+        try:
+            for cb in L(cbs): self.add_cb(cb)
+        except BaseException:
+            self.remove_cbs([c for c in self.cbs if not _has(old, c)])
+            raise
         return self
 
     def add_cb(self,
@@ -151,7 +159,7 @@ class Host(LoopState):
             self._fire(name, self._handlers.get(name, ()), *args)
 
     def _resolve(self):  # who acts at which event of this kind of run, in order
-        cbs = [cb for cb in sort_by_run(self.cbs) if (self.run_kind or 'fit') in cb.run_in]
+        cbs = [cb for cb in sort_by_run(self.cbs) if (self.run_kind or 'fit') in L(cb.run_in)]
         self._handlers = {e: tuple((cb, f) for cb in cbs if (f := cb.handler(e)) and (id(cb), e) not in self._busy)
                           for e in vars(event)}
 
@@ -212,11 +220,18 @@ class Host(LoopState):
         worst = max(errors, key=gravity, default=None)  # the first of the gravest
         for e in errors:
             if worst and e is not worst: worst.add_note(f"and then {type(e).__name__}: {e}")
-        errors.clear()
-        if worst is not None and worst is not error: raise worst
+        try:
+            if worst is not None and worst is not error: raise worst
+        finally: errors = worst = error = e = None  # no cycle of exception and frame
 
     def _scopes(self, inner=False):  # the open scopes, innermost first; inner: of the present evaluation or fit only
         scope = self._scope
         while scope and not (inner and scope[0] == 'frame'):
             if scope[0] != 'frame': yield scope
             scope = scope[1]
+
+    def agree(self,
+        flag: bool,  # what this process would do
+    ) -> bool:
+        "`flag`; where several processes train together, what they decide together"
+        return flag

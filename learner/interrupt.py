@@ -20,7 +20,7 @@ class StopFlag:
         if self.requested: return self.previous(signum, frame)
         self.requested = True
         try: sys.stderr.write("\nStopping: the batch is being finished first; interrupt again to stop at once.\n")
-        except RuntimeError: pass  # the signal came in the midst of another write to stderr: the flag is what counts
+        except Exception: pass  # closed, missing, or in the midst of another write: the flag is what counts
 
 
 @contextmanager
@@ -28,14 +28,17 @@ def deferred_interrupt(
     flag: StopFlag,  # what the signal sets
 ):
     "Let Ctrl-C set `flag` for the block; in the main thread only, and only where a Python function handles it now"
+    flag.requested = False
     old = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
     if not callable(old):  # in another thread; or a handler in C; or the process is to ignore the signal, or die of it
         yield
         return
-    flag.previous, flag.requested = old, False
+    flag.previous = old
     signal.signal(signal.SIGINT, flag)
     try: yield
-    finally: signal.signal(signal.SIGINT, old)
+    finally:
+        signal.signal(signal.SIGINT, old)
+        flag.requested = False  # what was not obeyed, since something else ended the fit, is over too
 
 
 def free_frames(

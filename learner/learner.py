@@ -16,7 +16,7 @@ from .checks import check_fit, check_trained
 from .data import as_dls
 from .events import (CancelBackwardException, CancelBatchException, CancelEpochException, CancelException,
                      CancelFitException, CancelStepException, CancelTrainException, CancelValidException, scopes)
-from .frame import evaluation_frame, fit_frame, guest_frame, made_from, ready_opt
+from .frame import evaluation_frame, fit_frame, guest_frame, made_from, ready_opt, set_rates
 from .host import Host, default_callbacks
 from .interrupt import StopFlag
 from .loss_value import loss_without_targets, total_loss
@@ -47,6 +47,7 @@ class Learner(Host):
     create_mbar: bool = True                 # show a progress bar
     _had_targets: bool = False               # did the loader's batch have any? a callback may have emptied `yb`
     _takes: Any = None                       # names that `forward` takes, for dict batches
+    _rates: dict = {}                        # `lr` and `wd` as the current fit got them
     if TYPE_CHECKING:
         def __getattr__(self, name: str) -> Any: ...  # methods added with @patch
 
@@ -72,21 +73,22 @@ class Learner(Host):
         """Raises: TypeError or ValueError naming what does not fit: data, a metric, a callback."""
         if not isinstance(model, nn.Module): raise TypeError(f"`model` is a `{type(model).__name__}`, not an nn.Module")
         self.dls, self.model, self.opt_func, self.lr, self.splitter = dls, model, opt_func, lr, splitter
-        with_loss = self.dls, getattr(self.dls.train, 'dataset', None)
-        losses = [loss_func, *(getattr(o, 'loss_func', None) for o in with_loss)]
-        self.loss_func = next((f for f in losses if f is not None), None)
+        self.loss_func = self.dls.loss_func if loss_func is None else loss_func
         self.path, self.model_dir = Path(path or getattr(self.dls, 'path', '.')), model_dir
         self.wd, self.wd_bn_bias, self.train_bn, self.moms = wd, wd_bn_bias, train_bn, moms
-        self.n_inp = n_inp if n_inp is not None else getattr(self.dls, 'n_inp', None)
+        self.n_inp = self.dls.n_inp if n_inp is None else n_inp
         self.param_opts, self.metrics, self.cbs, self._stop = param_opts, metrics, L(), StopFlag()
         self.device = choose_device(self.dls.device, model)
-        self.add_cb(TrainEvalCallback()).add_cbs(self._defaults(default_cbs, L(cbs))).add_cbs(cbs)
+        self.add_cb(TrainEvalCallback()).add_cbs(self._defaults(default_cbs, cbs := L(cbs))).add_cbs(cbs)
         self('after_create')
 
     @property
     def dls(self) -> Any: "The DataLoaders"; return self._dls
     @dls.setter
-    def dls(self, dls): self._dls = as_dls(dls)
+    def dls(self, dls):
+        old, self._dls = vars(self).get('_dls'), as_dls(dls)
+        for k in ('loss_func', 'n_inp'):  # what came with the old data comes with the new
+            if old and getattr(self, k) is getattr(old, k): setattr(self, k, getattr(self.dls, k))
 
     @property
     def lr(self) -> Any:
@@ -130,6 +132,7 @@ class Learner(Host):
         self.opt = make_opt(self.opt_func, self.splitter(self.model), self.model, self.lr, self.wd, self.wd_bn_bias,
                             self.train_bn, self.param_opts, self.loss_func)
         self.opt.made_from = made_from(self)
+        set_rates(self)
         return self.opt
 
     def fit(self,
@@ -150,7 +153,6 @@ class Learner(Host):
             if self._stop.requested: self._obey_stop()
 
     def _do_fit(self):
-        check_trained(self)
         for epoch in range(self.epoch, self.n_epoch):
             self.epoch = epoch
             self._with_events(self._do_epoch, 'epoch', CancelEpochException)
@@ -160,6 +162,7 @@ class Learner(Host):
         self._do_epoch_validate()
 
     def _do_epoch_train(self):
+        check_trained(self)
         self.dl, self.training, self.stage = self.dls.loader(0, self.device), True, 'train'
         self.n_iter = self.dl.n_batches
         self._with_events(self.all_batches, 'train', CancelTrainException)
@@ -267,9 +270,3 @@ class Learner(Host):
             if self._scope[1]: epoch()
             else: self._with_events(lambda: self._with_events(epoch, 'epoch'), 'fit')
             return self.final_record
-
-    def agree(self,
-        flag: bool,  # what this process would do
-    ) -> bool:
-        "`flag`; where several processes train together, what they decide together"
-        return flag

@@ -5,8 +5,7 @@ first item is loaded. `Loader.record` (random states at the start of the epoch) 
 are all that `start_at` needs to go on in the middle of an epoch, in another process, without loading what came before.
 The user's loader is never modified: worker processes belong to a shallow copy.
 """
-import random
-import signal
+import os
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,15 +13,15 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import (BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler,
+from torch.utils.data import (BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler,
                               SequentialSampler, Subset, SubsetRandomSampler, TensorDataset, WeightedRandomSampler,
-                              default_collate, get_worker_info)
+                              default_collate)
 
 from .tensors import exact_device, pinned, to_cuda, to_device
 from .utils import rng_state, set_rng_state
+from .workers import end_workers, fetch_items, worker_pool
 
 __all__ = ['Loader', 'untouched']
 
@@ -81,6 +80,8 @@ class Loader:
         if name in Loader.__annotations__: object.__setattr__(self, name, value)
         else: setattr(self.dl, name, value)
 
+    def __getstate__(self): return {**vars(self), **dict.fromkeys(('_start', '_live', '_pool', '_end', '_base'))}
+
     def __len__(self): return len(self.dl)
     def __bool__(self): return True  # a loader is one, also without batches or a length
     def __repr__(self): return f"Loader({self.dl!r})"
@@ -113,10 +114,15 @@ class Loader:
 
     def for_eval(self) -> 'Loader':
         "This loader, or a fork if it is being iterated, whose workers draw their seeds afresh whatever ran before"
-        live = self._live and self._live()
-        if live is not None and live.gi_frame is not None: return self.fork()
+        if self.in_use: return self.fork()
         self._base = None
         return self
+
+    @property
+    def in_use(self) -> bool:
+        "Is it being iterated?"
+        live = self._live and self._live()
+        return live is not None and live.gi_frame is not None
 
     def restart_workers(self) -> None:
         "End the kept worker processes: the next epoch starts new ones, which see the dataset as it is then"
@@ -186,7 +192,7 @@ class Loader:
     def _from_workers(self, plan=None, k=0):
         "Batches fetched by torch's worker processes, which belong to a copy of the loader"
         pool, keep = self._pool, self.dl.persistent_workers
-        if pool is None: pool = _worker_pool(self.dl, self.device, plan is not None)
+        if pool is None: pool = worker_pool(self.dl, self.device, plan is not None)
         if plan is not None:
             seed, age = plan.base
             if keep: self._base = seed, age+1
@@ -197,7 +203,7 @@ class Loader:
             self.restart_workers()
             raise
         # `it` would do this itself when freed, but waits 5 s in vain if the garbage collector freed its queues before
-        end = self._end or weakref.finalize(self, it._shutdown_workers)
+        end = self._end or weakref.finalize(self, end_workers, it._shutdown_workers, os.getpid())
         if keep: self._pool, self._end = pool, end
         return self._guarded(it, end, keep)
 
@@ -277,12 +283,7 @@ def _mix(seed: int, n: int) -> int:
 
 # ---- fetching in this process
 
-def _items(dataset, ids):
-    many = getattr(dataset, '__getitems__', None)
-    return many(ids) if many else [dataset[i] for i in ids]
-
-
-def _fetch(dl, ids): return dl.collate_fn(dl.dataset[ids] if dl.batch_sampler is None else _items(dl.dataset, ids))
+def _fetch(dl, ids): return dl.collate_fn(dl.dataset[ids] if dl.batch_sampler is None else fetch_items(dl.dataset, ids))
 
 
 def _indexable(dl, plan) -> tuple[Any, Any] | None:
@@ -302,47 +303,3 @@ def _indexed(tensors, ids, starts, bs):
     for i in starts:
         now = ids[i:i+bs]
         yield [t.index_select(0, now) for t in tensors]  # a copy: who changes a batch in place changes no data
-
-
-# ---- fetching in worker processes
-
-class _Feed:
-    "The (batch) sampler of a pool of workers: seeded index batches, new ones each epoch"
-    batches: Iterator
-    def __iter__(self): return self.batches
-
-
-class _Seeded(Dataset):
-    "A dataset that seeds all generators before each index batch, so that it matters not which worker fetches it"
-    def __init__(self, dataset): self.dataset = dataset
-    def __getitem__(self, seeded): return self.dataset[_seed(*seeded)]
-    def __getitems__(self, seeded): return _items(self.dataset, _seed(*seeded))
-
-
-def _seed(seed, ids):
-    "Seed all generators for the items of `ids`, and return these"
-    torch.default_generator.manual_seed(seed)  # 1 µs; `torch.manual_seed` takes 300, since it seeds GPUs too
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
-    return ids
-
-
-class _WorkerInit:
-    "Lets workers ignore Ctrl-C, which is for the main process, and shows the user's function the user's dataset"
-    def __init__(self, init_fn): self.init_fn = init_fn
-    def __call__(self, worker_id):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        info: Any = get_worker_info()
-        if isinstance(info.dataset, _Seeded): object.__setattr__(info, 'dataset', info.dataset.dataset)
-        if self.init_fn is not None: self.init_fn(worker_id)
-
-
-def _worker_pool(dl, device, planned) -> DataLoader:
-    "A shallow copy of `dl`, made past DataLoader's `__setattr__`, which forbids these changes"
-    new = dict(_iterator=None, worker_init_fn=_WorkerInit(dl.worker_init_fn),
-               pin_memory=dl.pin_memory or device is not None and torch.device(device).type == 'cuda')
-    if planned:
-        new |= {'sampler' if dl.batch_sampler is None else 'batch_sampler': _Feed(), 'dataset': _Seeded(dl.dataset)}
-    pool = object.__new__(type(dl))
-    vars(pool).update(vars(dl), **new)
-    return pool

@@ -18,7 +18,7 @@ from fastcore.basics import camel2snake, class2attr
 from fastcore.foundation import L
 from torch import Tensor, nn
 
-from .tensors import concat, describe, find_bs, map_tensors, to_detach
+from .tensors import concat, describe, map_tensors, n_items, to_detach
 
 __all__ = ['Metric', 'AvgMetric', 'AvgLoss', 'ValueMetric', 'ActivationType', 'AccumMetric', 'TorchMetric', 'mk_metric',
            'mk_metrics', 'flatten_check']
@@ -72,7 +72,7 @@ def _follow(o, pred):
     if isinstance(pred, Tensor) and hasattr(o, 'to'): o.to(pred.device)
 
 
-def _n_items(learn): return find_bs(learn.yb or learn.xb)
+def _n_items(learn): return n_items(learn.xb, learn.yb)
 
 
 def _wide(t):

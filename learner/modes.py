@@ -27,10 +27,13 @@ def restore_modes(
 def train_mode(
     model: nn.Module,
 ) -> list[str]:  # names of the outermost submodules that stay in eval
-    "`model.train()`, but submodules in eval mode under a training parent stay so; a model wholly in eval trains wholly"
+    """`model.train()`, but submodules in eval under a training parent stay so; a model wholly in eval trains wholly
+
+    Those that the model's own `train` method leaves in eval are not among the names."""
     names = [n for n, m in model.named_modules() if not m.training] if model.training else []
-    outer = [n for n in names if not any(n.startswith(f'{o}.') for o in names)]
     model.train()
+    names = [n for n in names if model.get_submodule(n).training]
+    outer = [n for n in names if not any(n.startswith(f'{o}.') for o in names)]
     for n in outer: model.get_submodule(n).eval()
     return outer
 

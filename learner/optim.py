@@ -5,6 +5,7 @@ Inside torch's optimizer such a group can be several `param_groups` (weights tha
 with a multiplier); two keys of our own say what each is: `'group'`, the number of the splitter's group, and `'opts'`,
 the multipliers and fixed values of its parameters.
 """
+import math
 from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any
 
@@ -44,6 +45,7 @@ def _value(group: dict, place: tuple[str, int|None]) -> float:
 def _per_group(v, n: int) -> list[float]:
     "`v` for each of `n` groups: a number is for all, `slice(a, b)` geometric, `slice(b)` `b/10` for all but the last"
     if not isinstance(v, slice): return [float(x) for x in np.ravel(v)] if np.ndim(v) else [float(v)]*n
+    if v.stop is None or v.start == 0: raise ValueError(f"{v}: give `slice(a, b)` with both above 0, or `slice(b)`")
     firsts = [v.start*(v.stop/v.start)**(i/(n-1)) for i in range(n-1)] if v.start else [v.stop/10]*(n-1)
     return [*firsts, float(v.stop)]
 
@@ -90,6 +92,8 @@ class Optimizer:
     set there; a value that `param_opts` fixes stays."""
     made_from: Any = None  # what the learner built it from, to see whether it still is the right one
     frozen_idx = 0         # the groups before this one are frozen
+    own_wd: Any = None     # weight decay by group, where a fit has set another for itself
+    told: frozenset = frozenset()  # parameters left out that the user was warned of
 
     def __init__(self,
         opt: torch.optim.Optimizer,            # has exactly one group for each of `param_lists`
@@ -149,11 +153,14 @@ class Optimizer:
     ) -> None:
         """Set a hyper-parameter of all groups, from the next step on
 
-        Raises: ValueError if the optimizer has no such hyper-parameter, or if there is not one value for each group."""
-        values = _per_group(value, len(self.hypers))
+        Raises: ValueError if the optimizer has no such hyper-parameter, or there is not one value for each group, 0 or
+        more; TypeError if it is no number."""
+        try: values = _per_group(value if not isinstance(value, (str, bool)) else None, len(self.hypers))
+        except TypeError: raise TypeError(f"`{name}` is {value!r}: give a number, a list of them, or a slice") from None
         if len(values) != len(self.hypers):
             raise ValueError(f"{len(values)} values of `{name}` for {len(self.hypers)} groups:\n{self}")
-        if bad := [v for v in values if not v >= 0]: raise ValueError(f"`{name}` must be 0 or more, not {bad[0]}")
+        if bad := [v for v in values if not 0 <= v < math.inf]:
+            raise ValueError(f"`{name}` must be 0 or more, not {bad[0]}")
         for h, v in zip(self.hypers, values): h[name] = v
 
     def set_hypers(self,

@@ -85,7 +85,10 @@ def find_opts(
 ) -> dict[Tensor, dict[str, float]]:          # of every parameter in `names`; of two patterns the later one counts
     """The options of each parameter
 
-    Raises: ValueError if a pattern matches nothing."""
+    Raises: ValueError if a pattern matches nothing, or a value is negative."""
+    for pattern, opts in param_opts.items():
+        if bad := [k for k, v in opts.items() if not 0 <= float(v) < float('inf')]:
+            raise ValueError(f"`param_opts`: `{bad[0]}` of {pattern!r} is {opts[bad[0]]}; it must be 0 or more")
     def matches(pattern, p): return any(fnmatchcase(s, pattern) for n in names[p] for s in (n, n.rpartition('.')[2]))
     for pattern in param_opts:
         if not any(matches(pattern, p) for p in names): raise ValueError(

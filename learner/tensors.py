@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-__all__ = ['map_tensors', 'exact_device', 'to_device', 'pinned', 'to_cuda', 'to_detach', 'concat', 'find_bs',
+__all__ = ['map_tensors', 'exact_device', 'to_device', 'pinned', 'to_cuda', 'to_detach', 'concat', 'find_bs', 'n_items',
            'describe', 'split_batch', 'forward_keys']
 
 label_keys = ('label', 'labels', 'target', 'targets', 'y')  # names under which a dict batch holds what is to be learned
@@ -189,6 +189,20 @@ def _n_items(b) -> int | None:
     return inner or (len(parts) if isinstance(b, tuple) else None)
 
 
+def n_items(
+    xb: Any,  # inputs: a tuple, or a dict
+    yb: Any,  # targets: a tuple
+) -> int:     # 1 if nothing has a length
+    "Number of items in a split batch: as its targets tell, or else its inputs; a list of dicts holds one for each item"
+    t: Any = yb[0] if yb else None
+    if type(t) is Tensor and t.shape: return t.shape[0]
+    for o in (*yb, *(xb.values() if isinstance(xb, Mapping) else xb)):
+        if isinstance(o, (list, tuple)) and o and all(isinstance(i, Mapping) for i in o): return len(o)
+        if isinstance(o, PackedSequence) or any(t.ndim for t in _tensors(o)): return find_bs(o)
+        if isinstance(o, (list, tuple)) and (n := _n_items(o)): return n
+    return 1
+
+
 def describe(
     b: Any,  # anything, a nested batch above all
 ) -> str:    # such as `(float32[64, 1, 28, 28], int64[64])`
@@ -269,7 +283,8 @@ def forward_keys(
     model: Any,           # a module, or any callable
 ) -> set[str] | None:     # None if it takes any keyword
     "Names that the model's `forward` accepts as keywords, seen through wrappers such as `torch.compile`'s and DDP"
-    sig = inspect.signature(getattr(model, 'forward', model))
+    try: sig = inspect.signature(getattr(model, 'forward', model))
+    except (TypeError, ValueError): return None  # TorchScript and functions in C have none
     kinds = {p.kind for p in sig.parameters.values()}
     if inspect.Parameter.VAR_KEYWORD in kinds:
         inner = getattr(model, '_orig_mod', getattr(model, 'module', None))

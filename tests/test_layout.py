@@ -14,7 +14,7 @@ package = root/'learner'
 
 # A file imports from the levels below its own; what several files need lies below all of them.
 levels = [
-    'events interrupt loss_value modes optimizers order splitters tensors utils',
+    'events interrupt loss_value modes optimizers order splitters tensors utils workers',
     'callback checks data display frame host loader losses measure metrics optim plot skmetrics',
     'learner',
     'callbacks.progress callbacks.recorder callbacks.show',
@@ -23,7 +23,8 @@ levels = [
 # All imports within a level: a file, and those it builds on.
 same_level = {
     'events': 'utils', 'modes': 'utils',
-    'host': 'callback', 'checks': 'optim', 'data': 'loader losses', 'metrics': 'measure', 'skmetrics': 'measure',
+    'host': 'callback', 'checks': 'optim', 'frame': 'optim', 'data': 'loader losses', 'metrics': 'measure',
+    'skmetrics': 'measure',
     'all': '__init__',
 }
 level_of = {name: i for i, names in enumerate(levels) for name in names.split()}

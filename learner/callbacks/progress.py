@@ -19,9 +19,11 @@ class ProgressCallback(Callback):
     """Shows the table of epochs, and a bar for the batches of each phase
 
     Order: after the Recorder, whose row it shows."""
+    name = 'progress'  # pyright: ignore[reportAssignmentType]  # of subclasses too
     order = 60
     run_in = {'fit'}
     unique = True
+    has_rows = False  # are there rows to show?
     live: Any = None  # the Live of this fit; None outside one
     due = math.inf    # when the next bar is due, on the clock of `perf_counter`
 
@@ -30,12 +32,11 @@ class ProgressCallback(Callback):
     ): self.show = show
 
     def before_fit(self):
-        recorder = getattr(self.learn, 'recorder', None)
-        self.recorded, self.has_rows = recorder is not None, recorder is not None and self.learn.logger is None
-        live = self.show() if self.learn.create_mbar else new_live(bar=False)
-        live.start(self.recorder.metric_names if self.has_rows else [])
-        self.live, self.phase, self.ended, self.first_iter = live, '', False, 0
-        self.due = 0. if math.isfinite(live.interval) else math.inf
+        self.phase, self.ended, self.first_iter = '', False, 0
+        self.has_rows = hasattr(self.learn, 'recorder') and self.learn.logger is None
+        self.live = self.show() if self.learn.create_mbar else new_live(bar=False)
+        self._shows(self.live.start, self.recorder.metric_names if self.has_rows else [])
+        self.due = 0. if math.isfinite(self.live.interval) else math.inf
 
     def before_train(self):
         self.first_iter = self.train_iter
@@ -46,19 +47,27 @@ class ProgressCallback(Callback):
     def after_batch(self):
         if perf_counter() >= self.due: self._update(self.iter+1)
 
-    def cleanup_train(self): self.live.update(None)
+    def cleanup_train(self): self._shows(self.live and self.live.update, None)
     def after_validate(self): self.phase = ''
-    def cleanup_validate(self): self.live.update(None)
+    def cleanup_validate(self): self._shows(self.live and self.live.update, None)
 
     def cleanup_epoch(self):  # so that the row is shown although a callback ends the fit in its `after_epoch`
-        if self.has_rows and (row := self.recorder.log) is not None:
-            self.live.row(dict(zip(self.recorder.metric_names, row, strict=True)))
+        recorder = getattr(self.learn, 'recorder', None)
+        if self.has_rows and recorder and (row := recorder.log) is not None:
+            self._shows(self.live and self.live.row, dict(zip(recorder.metric_names, row, strict=True)))
 
     def after_fit(self): self.ended = True
 
     def cleanup_fit(self):
-        live, self.live, self.due = self.live, None, math.inf
-        if live is not None: live.close('' if self.ended else self._where())
+        self._shows(self.live and self.live.close, '' if self.ended else self._where())
+        self.live, self.due = None, math.inf
+
+    def _shows(self, show, *args):  # what cannot be shown costs the display, not the fit
+        try:
+            if show: show(*args)
+        except (OSError, ValueError) as e:
+            self.live, self.due = Live(), math.inf
+            warn(f"nothing more is shown of this fit: {type(e).__name__}: {e}")
 
     def _begin(self, phase):
         self.phase, self.started, self.first = phase, perf_counter(), None
@@ -68,10 +77,11 @@ class ProgressCallback(Callback):
         now = perf_counter()
         i0, t0 = self.first or (i, now)
         if i: self.first = i0, t0  # speed is measured from the first bar on: workers start before, a resumed phase at k
-        loss = float(self.smooth_loss) if self.recorded and self.training and self.train_iter else None  # may sync
-        self.live.update(Bar(self.epoch, self.n_epoch, self.phase, i, self.dl.n_batches, loss, now-self.started,
-                             (i-i0)/(now-t0) if now > t0 else None))
+        loss = float(self.smooth_loss) if self.training and self.train_iter else math.nan  # reading it may sync
+        bar = Bar(self.epoch, self.n_epoch, self.phase, i, self.dl.n_batches, loss if loss == loss else None,
+                  now-self.started, (i-i0)/(now-t0) if now > t0 else None)
         self.due = now+self.live.interval
+        self._shows(self.live.update, bar)
 
     def _where(self):
         where = f'stopped in epoch {self.epoch+1}/{self.n_epoch}'
@@ -123,17 +133,19 @@ class CSVLogger(Callback):
     def __init__(self,
         fname: str|Path = 'history.csv',  # relative to the Learner's path
         append: bool = False,             # add to a file that is already there, rather than replace it
-    ): self.fname, self.append, self.begun = fname, append, False
+    ): self.fname, self.append, self.begun, self.header, self.log_path = fname, append, False, [], Path(fname)
 
     def before_fit(self):
         _require(self, recorder='Recorder')
         self.log_path, self.header = Path(self.path)/self.fname, []
 
     def cleanup_epoch(self):  # so that the row is written although a callback ends the fit in its `after_epoch`
-        if (row := self.recorder.log) is None: return
-        row = {c: '' if v != v else v for c, v in zip(self.recorder.metric_names, row, strict=True)}
+        recorder = getattr(self.learn, 'recorder', None)
+        if recorder is None or (row := recorder.log) is None: return
+        row = {c: '' if v != v else v for c, v in zip(recorder.metric_names, row, strict=True)}
         try:
             if not self.header: self._begin([*row])
+            if new := [c for c in row if c not in self.header]: self._widen(new)
             with self._file('a') as f: csv.DictWriter(f, self.header).writerow(row)
         except OSError as e: warn(f"CSVLogger: the row of epoch {self.epoch} is not in `{self.log_path}`: {e}")
 
@@ -144,10 +156,20 @@ class CSVLogger(Callback):
 
     def _file(self, mode): return self.log_path.open(mode, newline='', encoding='utf-8')
 
+    def _widen(self, new):  # columns that a metric has only now: the rows before have nothing in them
+        with self._file('r') as f: rows = list(csv.DictReader(f))
+        self.header = [*self.header, *new]
+        with self._file('w') as f:
+            writer = csv.DictWriter(f, self.header)
+            writer.writeheader()
+            writer.writerows(rows)
+
     def _begin(self, columns):
         header = []
         if (self.append or self.begun) and self.log_path.exists():
             with self._file('r') as f: header = next(csv.reader(f), [])
+            if header and not self.log_path.read_bytes().endswith(b'\n'):  # cut short, or edited by hand
+                with self._file('a') as f: f.write('\r\n')
         if not header:
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
             with self._file('w') as f: csv.writer(f).writerow(columns)

@@ -12,10 +12,13 @@ from fastcore.basics import patch
 from ..callback import Callback
 from ..learner import Learner
 from ..plot import plot_loss
-from ..tensors import find_bs
+from ..tensors import n_items
 from ..utils import replacing, warn
 
 __all__ = ['Recorder', 'Row']
+
+# names of columns that no metric and no part of a loss may take
+own_columns = frozenset({'fit', 'epoch', 'train_loss', 'smooth_loss', 'valid_loss', 'time', 'lr'})
 
 
 class Row(tuple):
@@ -44,7 +47,7 @@ class Losses:
     "Losses batch by batch, with the items each stands for; on the device until read"
     def __init__(self):
         self.values: list[float] = []   # read so far
-        self.marks: list[tuple] = []    # (items, number of the batch, learning rate) of each batch
+        self.marks: list[tuple] = []    # (items, number of the batch, epoch, learning rate) of each batch
         self.waiting: list[Any] = []    # on the device: single losses, 512 bytes each on a GPU, and stacks of 512
 
     def add(self, loss, *mark):
@@ -69,10 +72,12 @@ class Recorder(Callback):
     """Records losses, learning rates, metrics and time
 
     A row is there as soon as the last phase of its epoch is over, so that each callback's `after_epoch` can read it."""
+    name = 'recorder'  # pyright: ignore[reportAssignmentType]  # of subclasses too
     order = 50
     unique = True
     run_in = frozenset({'fit', 'validate', 'lr_find'})
     state = ('valid', 'parts', 'active')
+    start_time = math.nan  # of the epoch
 
     def __init__(self,
         add_time: bool = True,        # record how long each epoch takes, in seconds
@@ -92,6 +97,7 @@ class Recorder(Callback):
         self.log: list|None = None      # this epoch's row as shown, aligned with `metric_names`, once it is there
         self.columns: dict = {}         # (phase, validation set) -> names of its columns
         self.row: dict = {}             # what the present epoch has given so far
+        self.start: int|None = None     # number of the first batch of this epoch's training, once it has begun
         self._smooth, self._losses, self._warned = 0., [], False
 
     @property
@@ -102,7 +108,7 @@ class Recorder(Callback):
     @property
     def lrs(self) -> list[float]:
         "The learning rate of the last parameter group at each batch of the fit"
-        return [mark[2] for mark in self.train.marks]
+        return [mark[3] for mark in self.train.marks]
 
     @property
     def losses(self) -> list[float]:
@@ -116,9 +122,9 @@ class Recorder(Callback):
 
     def _warn(self, i, loss):
         self._warned = True
-        epoch = sum(i >= n for n in self.iters)
-        warn(f"the training loss is {loss} in epoch {epoch}, batch {self.train.marks[i][1]}: look at that batch, lower "
-             "the learning rate, or clip the gradients")
+        _, batch, epoch, _ = self.train.marks[i]
+        warn(f"the training loss is {loss} in epoch {epoch}, batch {batch}: look at that batch, lower the learning "
+             "rate, or clip the gradients")
 
     @property
     def metric_names(self) -> list[str]:
@@ -130,19 +136,21 @@ class Recorder(Callback):
     def _results(self, phase, losses, start=0, values=True):  # what a phase gives, by column
         which = f'{self.valid_name}_' if self.valid_name else ''
         results = {f'{which}{phase}_loss': losses.mean(start)}
-        for k, part in self.parts.items(): results[f'{which}{phase}_{k}'] = part.mean()
+        others = {n for key, names in self.columns.items() if key != (phase, self.valid_name) for n in names}
+        def add(name, value):
+            names = (name, *(f'{name}_{i}' for i in range(2, 99)))
+            results[next(n for n in names if n not in {*results, *others, *own_columns})] = float(value)
+        for k, part in self.parts.items(): add(f'{which}{phase}_{k}', part.mean())
         which += f'{phase}_' if self.train_metrics else ''
         for m in self.active:
             value = m.value if values else math.nan
-            for k, v in (value if isinstance(value, dict) else {m.name: value}).items():
-                name = f'{which}{k}'
-                if name in results: name = next(n for i in range(2, 99) if (n := f'{name}_{i}') not in results)
-                results[name] = float(v)
+            for k, v in (value if isinstance(value, dict) else {m.name: value}).items(): add(f'{which}{k}', v)
         return results
 
     def before_fit(self):
         if self.run_kind == 'validate': return
         self._reset()
+        self.learn.final_record = None
         self.n_fit += 1
         self._expect('train', '', self.train_metrics)
         for name in self.dls.valid_sets: self._expect('valid', name, self.valid_metrics)
@@ -157,7 +165,9 @@ class Recorder(Callback):
         self.start_time = time.perf_counter()
         self.row = {}
 
-    def before_train(self): self._start(self.train_metrics)
+    def before_train(self):
+        self.start = len(self.train.marks)
+        self._start(self.train_metrics)
 
     def before_validate(self):
         self.valid = Losses()
@@ -170,14 +180,15 @@ class Recorder(Callback):
     def after_batch(self):
         learn = self.learn
         if learn.loss is not None:
-            n = find_bs(learn.yb or learn.xb)
-            if learn.training: self.train.add(learn.loss, n, learn.iter, learn.opt.hypers[-1]['lr'])
+            n = n_items(learn.xb, learn.yb)
+            if learn.training: self.train.add(learn.loss, n, learn.iter, learn.epoch, learn.opt.hypers[-1]['lr'])
             else: self.valid.add(learn.loss, n)
-            for k, v in (learn.loss_parts or {}).items(): self.parts.setdefault(k, Losses()).add(v, n)
+            if learn.loss_parts:
+                for k, v in learn.loss_parts.items(): self.parts.setdefault(k, Losses()).add(v, n)
         if learn.pred is not None:
             for m in self.active: m.accumulate(learn)
 
-    def after_train(self): self._end('train', self._results('train', self.train, self.iters[-1] if self.iters else 0))
+    def after_train(self): self._end('train', self._results('train', self.train, self.start or 0))
 
     def after_validate(self):
         results = self._results('valid', self.valid)
@@ -190,8 +201,10 @@ class Recorder(Callback):
         self.row.update(results)
         if all(names[0] in self.row for names in self.columns.values()): self._add_row()  # it was the last phase
 
-    def after_epoch(self):  # a phase was cancelled: its columns are NaN
-        if self.row and self.log is None: self._add_row()
+    def after_epoch(self):  # a phase was cancelled: what it did not give is NaN
+        if self.log is not None or self.run_kind == 'validate': return
+        if self.start is not None: self.row.setdefault('train_loss', self.train.mean(self.start))
+        if self.row: self._add_row()
 
     def _add_row(self):
         seconds, lr = time.perf_counter()-self.start_time, self.opt.hypers[-1]['lr']
@@ -208,7 +221,7 @@ class Recorder(Callback):
             if len(self.values) == 1: self.logger(self.metric_names)
             self.logger(self.log)
 
-    def cleanup_epoch(self): self.row, self.log = {}, None
+    def cleanup_epoch(self): self.row, self.log, self.start = {}, None, None
     def cleanup_train(self): self.losses  # noqa: B018  # reads what is left, also after an error: a bad loss is told
     def cleanup_validate(self): self.valid.read()
 
