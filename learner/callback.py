@@ -58,8 +58,7 @@ class Callback:
 
     def handler(self, name: str) -> Callable|None:  # None if this callback does nothing at the event
         "What this callback does at event `name`: its own function or its class's method, nothing by delegation"
-        own = vars(self).get(name)
-        return own or (getattr(self, name) if inspect.isroutine(getattr(type(self), name, None)) else None)
+        return vars(self).get(name) or (getattr(self, name) if hasattr(type(self), name) else None)
 
     def state_dict(self) -> dict[str, Any]:
         "The attributes named in `state`, by name: what a checkpoint keeps of this callback"
