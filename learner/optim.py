@@ -127,7 +127,7 @@ class Optimizer:
         step inside is called, which saves 10 µs and more: as long as small models take for all else."""
         opt, step = self.opt, type(self.opt).step
         listened = opt._optimizer_step_pre_hooks or opt._optimizer_step_post_hooks or global_pre or global_post \
-            or 'step' in opt.__dict__ or torch._C._autograd._profiler_enabled()
+            or 'step' in opt.__dict__ or torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
         if listened or not hasattr(step, 'hooked'): opt.step()
         else: step.__wrapped__(opt)  # type: ignore[attr-defined]
 
