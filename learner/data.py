@@ -48,7 +48,7 @@ class DataLoaders:
         self.device, self.path = device, Path(path)
 
     @classmethod
-    @delegates(DataLoader, but=['dataset', 'batch_size'])  # type: ignore
+    @delegates(DataLoader, but=['dataset', 'batch_size'])  # pyright: ignore[reportArgumentType]
     def from_dsets(cls,
         train: Any,                     # training dataset
         valid: Any = None,              # validation dataset, a dict of several, or None

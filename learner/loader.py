@@ -141,7 +141,7 @@ class Loader:
     def why_empty(self) -> str:
         "Why an epoch has no batch, and what to do about it"
         kind, data, bs = type(self.dl).__name__, getattr(self.dl, 'dataset', None), getattr(self, 'bs', 0)
-        n = len(data) if hasattr(data, '__len__') else None  # type: ignore
+        n = len(data) if hasattr(data, '__len__') else None  # pyright: ignore[reportArgumentType]
         if n == 0: return f"its dataset, a `{type(data).__name__}`, is empty"
         if n and n < bs: return (f"its dataset holds {n} items, less than one batch of {bs}, which `drop_last` drops; "
                                  "lower the batch size or set `drop_last=False`")
@@ -197,7 +197,8 @@ class Loader:
             seed, age = plan.base
             if keep: self._base = seed, age+1
             pool.generator = torch.Generator().manual_seed(seed)  # torch would draw from the user's a second time
-            pool._index_sampler.batches = plan.seeded(k)  # type: ignore[attr-defined]
+            feed: Any = pool._index_sampler
+            feed.batches = plan.seeded(k)
         try: it: Any = iter(pool)
         except BaseException:
             self.restart_workers()
@@ -233,12 +234,12 @@ class Plan:
         lazy = type(flat) not in finite_samplers
         self.rest = iter(sampler) if lazy else None  # before the base seed, as in torch
         self.base = base or (_draw_seed(dl.generator), 0)
-        self.ids = None if lazy else _all_indices(flat)
+        self.ids: Any = None if lazy else _all_indices(flat)
         self.bs, self.drop_last = (sampler.batch_size, sampler.drop_last) if exact else (None, False)
 
     def starts(self, k: int) -> range:
         "Where in `ids` the batches from number `k` on start"
-        n, bs = len(self.ids), self.bs or 1  # type: ignore
+        n, bs = len(self.ids), self.bs or 1
         return range(k*bs, n - n % bs if self.drop_last else n, bs)
 
     def batches(self, k: int) -> Iterator:
@@ -246,9 +247,9 @@ class Plan:
         if self.rest is not None:
             for _ in islice(self.rest, k): pass
             return self.rest
-        ids = self.ids
-        listed = Tensor.tolist if isinstance(ids, Tensor) else list
-        return (listed(ids[i:i+self.bs]) if self.bs else listed(ids[i:i+1])[0] for i in self.starts(k))  # type: ignore
+        ids: Any = self.ids
+        listed: Any = Tensor.tolist if isinstance(ids, Tensor) else list
+        return (listed(ids[i:i+self.bs]) if self.bs else listed(ids[i:i+1])[0] for i in self.starts(k))
 
     def seeded(self, k: int) -> Iterator:
         "Each index batch with a seed of its own, made from the epoch's seed and the batch's number"

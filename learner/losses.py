@@ -171,7 +171,7 @@ class _ValueLoss:
         reduction: str = 'mean',  # 'mean', 'sum' or 'none'
         flatten: bool = True,     # False: shapes are broadcast against each other, as torch does
     ):
-        super().__init__(reduction=reduction)  # type: ignore  # a torch loss comes next
+        super().__init__(reduction=reduction)  # a torch loss comes next  # pyright: ignore[reportCallIssue]
         self.flatten = flatten
 
     def forward(self,
@@ -179,7 +179,7 @@ class _ValueLoss:
         targ: Tensor,  # values
     ) -> Tensor:       # 0-d; with `reduction='none'` in the shape of `pred`
         "The loss of one batch"
-        return super().forward(*_alike(pred, targ, self.flatten))  # type: ignore
+        return super().forward(*_alike(pred, targ, self.flatten))  # pyright: ignore[reportAttributeAccessIssue]
 
     activation = decodes = staticmethod(noop)
 

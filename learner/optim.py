@@ -129,7 +129,7 @@ class Optimizer:
         listened = opt._optimizer_step_pre_hooks or opt._optimizer_step_post_hooks or global_pre or global_post \
             or 'step' in opt.__dict__ or torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
         if listened or not hasattr(step, 'hooked'): opt.step()
-        else: step.__wrapped__(opt)  # type: ignore[attr-defined]
+        else: step.__wrapped__(opt)
 
     def zero_grad(self) -> None:
         "Drop all gradients"

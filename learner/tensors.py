@@ -31,8 +31,9 @@ def _parts(b) -> dict | None:
 
 def _rebuild(b, parts: dict):
     "A container of the kind of `b` that holds `parts`"
-    if isinstance(b, tuple): return getattr(type(b), '_make', type(b))(parts.values())
-    if isinstance(b, Mapping) and not isinstance(b, MutableMapping): return type(b)(parts)  # type: ignore
+    make: Any = type(b)
+    if isinstance(b, tuple): return getattr(make, '_make', make)(parts.values())
+    if isinstance(b, Mapping) and not isinstance(b, MutableMapping): return make(parts)
     new = copy(b)  # keeps what else the object holds: a default factory, fields that `__init__` does not take
     if isinstance(b, list): new[:] = parts.values()
     elif isinstance(b, Mapping):

@@ -116,7 +116,7 @@ def test_generators_are_listed_once():
     g, h = gen(), gen()
     shared = Loader(DataLoader(table(), 5, shuffle=True, generator=g))
     sampler = Lazy()
-    sampler.mine = h  # type: ignore
+    sampler.mine = h
     own = Loader(DataLoader(table(), 5, sampler=sampler, generator=g))
 
     assert [*map(id, shared.generators())] == [id(g)]

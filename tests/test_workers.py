@@ -21,7 +21,7 @@ class Witness(Dataset):
     def __getitem__(self, i): return os.getpid(), signal.getsignal(signal.SIGINT) is signal.SIG_IGN, self.mark
 
 
-def set_mark(_): get_worker_info().dataset.mark = 7  # type: ignore
+def set_mark(_): get_worker_info().dataset.mark = 7
 
 
 class WitnessStream(Witness, IterableDataset):
