@@ -48,17 +48,23 @@ class Losses:
     def __init__(self):
         self.values: list[float] = []   # read so far
         self.marks: list[tuple] = []    # (items, number of the batch, epoch, learning rate) of each batch
-        self.waiting: list[Any] = []    # on the device: single losses, 512 bytes each on a GPU, and stacks of 512
+        self.waiting: list[Any] = []    # single losses on the device, where each takes 512 bytes of a GPU
+        self.stacks: list[Any] = []     # stacks of 513 of them
 
     def add(self, loss, *mark):
         self.marks.append(mark)
         self.waiting.append(loss)
-        if len(self.waiting) > 512: self.waiting[:] = [torch.cat([t.reshape(-1) for t in self.waiting])]
+        if len(self.waiting) > 512: self._stack()
+
+    def _stack(self):
+        self.stacks.append(torch.stack(self.waiting))
+        self.waiting.clear()
 
     def read(self) -> list[float]:  # all values, one a batch
         "Copy what waits from the device, at once"
-        if self.waiting: self.values += torch.cat([t.reshape(-1) for t in self.waiting]).double().tolist()
-        self.waiting.clear()
+        if self.waiting: self._stack()
+        if self.stacks: self.values += torch.cat(self.stacks).tolist()
+        self.stacks.clear()
         return self.values
 
     def mean(self, start: int = 0) -> float:  # NaN if there are none
