@@ -21,7 +21,8 @@ class Callback:
 
     `self.learn` is the Learner; reading `self.anything_else` falls through to it, writing needs `self.learn.x = …`.
     Whatever is acquired in `before_x` is released in `cleanup_x`, which always runs.
-    `Callback(after_batch=f)` makes one from functions; each is called with the callback."""
+    `Callback(after_batch=f)` makes one from functions; each is called with the callback.
+    Raises: TypeError for a function or method that is named like an event, and is none."""
     order: Any = 0                   # lower runs earlier: a number or an MMEngine name such as 'VERY_LOW'
     run_after: Any = ()              # classes or class names that must have run before this one
     run_before: Any = ()             # classes or class names that must run later
@@ -38,7 +39,6 @@ class Callback:
     def __init__(self,
         **handlers: Callable,  # functions by event name; each gets the callback
     ):
-        "Raises: TypeError if there is no such event."
         for name, f in handlers.items():
             if name not in vars(event): raise TypeError(no_event(name, 'Callback.'))
             vars(self)[name] = partial(f, self)
@@ -88,7 +88,7 @@ class Callback:
 def _loop_field(name):  # a property, so that reading it costs no Python call
     def refuse(self, value):
         raise AttributeError(f"{type(self).__name__}: `{name}` is the loop's: write `self.learn.{name} = …` to set it")
-    return property(attrgetter(f'learn.{name}'), refuse)
+    return property(attrgetter(f'learn.{name}'), refuse, doc=f"The Learner's `{name}`, to be read")
 
 for _name in [k for k in vars(LoopState) if not k.startswith('_')]: setattr(Callback, _name, _loop_field(_name))
 

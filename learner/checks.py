@@ -6,9 +6,10 @@ from typing import Any
 import torch
 
 from .optim import missing_params
+from .tensors import describe
 from .utils import warn
 
-__all__ = ['check_fit', 'check_trained']
+__all__ = ['check_fit', 'check_trained', 'batch_note']
 
 
 def check_fit(
@@ -52,3 +53,14 @@ def check_trained(
         more = f" and {len(names)-5} more" if len(names) > 5 else ''
         warn(f"not trained, since the optimizer was made without them: {', '.join(names[:5])}{more}; `learn.splitter` "
              "says what it gets, `learn.create_opt()` makes it anew; `requires_grad_(False)` marks what is to stay so")
+
+
+def batch_note(
+    learn: Any,      # the Learner, in a batch
+    forward: bool,   # did the model fail, or the loss?
+) -> str:
+    "Where an error in model or loss came from, and with which batch"
+    who, given = 'the loss', f'prediction {describe(learn.pred)}, targets {describe(learn.yb)}'
+    if forward: who, given = 'the model', f'inputs {describe(learn.xb)}'
+    hint = '; `Learner(n_inp=…)` tells how many members of a batch are inputs' if forward and len(learn.xb) > 1 else ''
+    return f'raised by {who} with {given}, epoch {learn.epoch}, batch {learn.iter}{hint}'

@@ -85,7 +85,8 @@ class DataLoaders:
     ) -> 'DataLoaders':
         """DataLoaders of tables and tensors in memory, which are indexed by the batch; float64 becomes float32
 
-        Sets `loss_func`, cross entropy for classes and mean squared error for values, and `c`.
+        Sets `loss_func`, cross entropy for classes and mean squared error for values, and `c`, for classes
+        by `vocab`.
 
         Raises: TypeError for text, ValueError if lengths differ or if a split leaves one part empty."""
         sets = [_pair(x, y, 'x', 'y')]
@@ -97,7 +98,7 @@ class DataLoaders:
         if targs[0].is_floating_point(): dls.loss_func, dls.c = MSELossFlat(), targs[0][0].numel()
         elif (low := int(min(t.min() for t in targs))) < 0: raise ValueError(
             f"y: integers are classes, counted from 0, but one is {low}; give floats if they are values")
-        else: dls.loss_func, dls.c = nn.CrossEntropyLoss(), int(max(t.max() for t in targs)) + 1
+        else: dls.loss_func, dls.vocab = nn.CrossEntropyLoss(), range(int(max(t.max() for t in targs)) + 1)
         return dls
 
     @property

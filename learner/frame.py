@@ -42,14 +42,16 @@ def made_from(
 
 
 def set_rates(
-    learn: Any,  # the Learner
-) -> None:
+    learn: Any,       # the Learner
+    lr: Any = None,   # learning rate; None: the current fit's, else the Learner's
+) -> Any:             # `lr`
     "Set learning rate and decay of the optimizer: the current fit's, else the Learner's, else for the decay its own"
-    opt, lr, wd = learn.opt, learn._rates.get('lr'), learn._rates.get('wd')
+    opt, wd = learn.opt, learn._rates.get('wd')
     opt.set_hyper('lr', learn.lr if lr is None else lr)
     if learn.wd is not None: opt.set_hyper('wd', learn.wd)
     opt.own_wd = [h.get('wd') for h in opt.hypers]
     if wd is not None: opt.set_hyper('wd', wd)
+    return lr
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from fastcore.foundation import L
 from torch import Tensor, nn
 
 from .callback import TrainEvalCallback
-from .checks import check_fit, check_trained
+from .checks import batch_note, check_fit, check_trained
 from .data import as_dls
 from .events import (CancelBackwardException, CancelBatchException, CancelEpochException, CancelException,
                      CancelFitException, CancelStepException, CancelTrainException, CancelValidException, scopes)
@@ -71,6 +71,7 @@ class Learner(Host):
         param_opts: dict|None = None,          # options by parameter name pattern: `{'head.*': dict(lr_mult=10)}`
     ):
         """Raises: TypeError or ValueError naming what does not fit: data, a metric, a callback."""
+        if isinstance(loss_func, type): raise TypeError(f"`loss_func` is a class: write `{loss_func.__name__}()`")
         if not isinstance(model, nn.Module): raise TypeError(f"`model` is a `{type(model).__name__}`, not an nn.Module")
         self.dls, self.model, self.opt_func, self.lr, self.splitter = dls, model, opt_func, lr, splitter
         self.loss_func = self.dls.loss_func if loss_func is None else loss_func
@@ -92,10 +93,12 @@ class Learner(Host):
 
     @property
     def lr(self) -> Any:
-        "Learning rate of a fit that gives none: the Learner's own, else the one inside `opt_func`, else 1e-3"
-        return next(lr for lr in (self._lr, opt_lr(self.opt_func), 1e-3) if lr is not None)
+        "Learning rate: the running fit's, else the Learner's own, else the one inside `opt_func`, else 1e-3"
+        return next(lr for lr in (self._rates.get('lr'), self._lr, opt_lr(self.opt_func), 1e-3) if lr is not None)
     @lr.setter
-    def lr(self, lr): self._lr = lr
+    def lr(self, lr):
+        self._lr = lr
+        if self._rates: self._rates['lr'] = set_rates(self, lr)  # a fit is running
 
     @property
     def metrics(self) -> L: "The metrics, as Metric objects"; return self._metrics
@@ -129,7 +132,7 @@ class Learner(Host):
 
     def create_opt(self) -> Any:  # also `learn.opt`
         "A new optimizer over the parameters that `splitter` finds in the model as it is now"
-        self.opt = make_opt(self.opt_func, self.splitter(self.model), self.model, self.lr, self.wd, self.wd_bn_bias,
+        self.opt = make_opt(self.opt_func, self.splitter(self.model), self.model, 1e-3, self.wd, self.wd_bn_bias,
                             self.train_bn, self.param_opts, self.loss_func)
         self.opt.made_from = made_from(self)
         set_rates(self)
@@ -186,8 +189,8 @@ class Learner(Host):
 
     def _obey_stop(self):
         self._stop.requested = False
-        raise KeyboardInterrupt(
-            f"stopped in epoch {self.epoch+1} of {self.n_epoch}, after {self.stage or 'the last'} batch {self.iter+1} "
+        raise KeyboardInterrupt("stopped when the fit was over" if not self.stage else
+            f"stopped in epoch {self.epoch+1} of {self.n_epoch}, after {self.stage} batch {self.iter+1} "
             f"of {self.n_iter or '?'}; a new `fit` trains on from the present weights")
 
     def one_batch(self,
@@ -221,16 +224,14 @@ class Learner(Host):
         self._zero_grad()
 
     def _in_context(self, f):
-        if self.forward_context is None: return f()
-        with self.forward_context(): return f()
-
-    def _forward(self):
-        if isinstance(self.xb, dict): return self.model(**self.xb)
-        try: return self.model(*self.xb)
-        except TypeError as e:
-            if len(self.xb) > 1 and self.n_inp is None: e.add_note(
-                f"the batch was taken as {len(self.xb)} inputs and a target: `Learner(n_inp=…)` tells how many it has")
+        try:
+            if self.forward_context is None: return f()
+            with self.forward_context(): return f()
+        except Exception as e:
+            if not isinstance(e, CancelException): e.add_note(batch_note(self, f == self._forward))
             raise
+
+    def _forward(self): return self.model(**self.xb) if isinstance(self.xb, dict) else self.model(*self.xb)
 
     def _get_loss(self):
         if not self.yb or self.loss_func is None: loss = loss_without_targets(self)

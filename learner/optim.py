@@ -116,6 +116,10 @@ class Optimizer:
         self.regroup(by_decay=False)
         for h, values in zip(self.hypers, start): h.update(values)
 
+    def __getattr__(self, name):
+        hint = f"; torch's own optimizer has it: `learn.opt.opt.{name}`" if hasattr(vars(self).get('opt'), name) else ''
+        raise AttributeError(f"`Optimizer` has no `{name}`{hint}", name=name, obj=self)
+
     def __setstate__(self, state: dict):
         self.__dict__.update(state)
         attach_hooks(self.opt)  # torch does not copy hooks

@@ -44,7 +44,9 @@ def torch_opt(
     if not isinstance(opt, optim.Optimizer):
         raise TypeError(f"`opt_func` must return a torch.optim.Optimizer; {name} returned a `{type(opt).__name__}`")
     if [[id(p) for p in g['params']] for g in opt.param_groups] != [[id(p) for p in ps] for ps in param_lists]:
-        raise ValueError(f"`opt_func` must keep the groups of parameters it is given; {name} returned others")
+        raise ValueError(
+            f"`opt_func` must keep the groups of parameters it is given; `{name}` returned others: `splitter` makes "
+            "groups, and fit's `lr=[…]` gives each its rate")
     closure = inspect.signature(opt.step).parameters.get('closure')
     if closure and closure.default is inspect.Parameter.empty:
         raise TypeError(f"{type(opt).__name__} runs the model by itself (its `step` needs a closure), which a Learner "

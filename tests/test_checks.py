@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from learner.callback import Callback
 from learner.events import CancelEpochException
 from learner.learner import Learner
+from learner.measure import AvgMetric
 from learner.optim import Adam, ranger
 from tests.helpers import RegModel, synth_dls, synth_learner, weights
 
@@ -32,6 +33,8 @@ def nested(cb): cb.learn.fit(1)
 class Odd:  # a "batch" that nothing can be made of
     def __init__(self): self.size = 4
 
+
+def own_groups(groups, lr): return torch.optim.SGD([{'params': [p]} for g in groups for p in g['params']], lr)
 
 def used_up():
     learn = synth_learner(dls=(iter([(x, x)]), None))
@@ -80,6 +83,10 @@ others = {
     'fit under inference_mode': (under(torch.inference_mode), RuntimeError, 'inference_mode'),
     'fit within a fit': (lambda: synth_learner(Callback(after_batch=nested)).fit(1), RuntimeError,
                          'within a fit that is still running'),
+    'loss is a class': (lambda: synth_learner(loss_func=nn.MSELoss), TypeError, r'a class: write `MSELoss\(\)`'),
+    'groups of its own': (lambda: synth_learner(opt_func=own_groups).fit(1), ValueError,
+                          '`own_groups` returned others: `splitter` makes groups'),
+    'torch groups': (lambda: synth_learner().create_opt().param_groups, AttributeError, 'learn.opt.opt.param_groups'),
     'no module': (lambda: Learner(synth_dls(), lambda x: x), TypeError, '`model` is a `function`, not an nn.Module'),
     'no data': (lambda: Learner(x, RegModel()), TypeError, 'Tensor'),
     'optimizer of fastai only': (lambda: ranger([]), Exception, 'ranger'),
@@ -118,7 +125,27 @@ def test_wrong_split_is_pointed_out():
     "A forward that gets more inputs than it takes points at `n_inp`"
     with pytest.raises(TypeError) as e: synth_learner(dls=([(x, x, x)], None)).fit(1)
 
-    assert 'taken as 2 inputs and a target: `Learner(n_inp=…)`' in e.value.__notes__[0]
+    assert 'the model with inputs (float32[6, 1], float32[6, 1]), epoch 0, batch 0' in e.value.__notes__[0]
+    assert '`Learner(n_inp=…)` tells how many' in e.value.__notes__[0]
+
+
+def test_errors_in_the_loss_show_what_it_got():
+    "An error in the loss says with which prediction and targets, in which batch"
+    with pytest.raises(IndexError) as e:
+        synth_learner(dls=([(x, torch.full((6,), 3))], None), loss_func=F.cross_entropy).fit(1)
+
+    assert 'the loss with prediction float32[6, 1], targets (int64[6],), epoch 0, batch 0' in e.value.__notes__[0]
+
+
+def test_errors_in_a_metric_name_it():
+    "A metric whose value is no number is named"
+    class Bad(AvgMetric):
+        def value(self): return 1.
+    metric = Bad(F.l1_loss)
+
+    with pytest.raises(TypeError) as e: synth_learner(metrics=metric).fit(1)
+
+    assert 'metric `l1_loss`' in e.value.__notes__[0]
 
 
 def test_nan_loss_is_told_once():

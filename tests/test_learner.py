@@ -167,6 +167,18 @@ def test_precedence_of_lr(learner_lr, opt_func, fit_lr, used):
 
     assert learn.opt.hypers[0]['lr'] == used and learn.lr == (used if fit_lr is None else learner_lr)
 
+def test_lr_reads_as_the_running_fits():
+    "`learn.lr` is the fit's own rate while it runs, and the Learner's again afterwards; setting it then acts at once"
+    seen = []
+    def look(cb): seen.append((cb.lr, cb.opt.hypers[0]['lr']))
+    def change(cb): cb.learn.lr = .25
+    learn = synth_learner(Callback(before_train=look), lr=.1)
+
+    learn.fit(1, .5)
+    learn.fit(2, .5, cbs=Callback(after_epoch=change))
+
+    assert seen == [(.5, .5), (.5, .5), (.25, .25)] and learn.lr == .25
+
 def test_wd_of_a_fit_is_for_that_fit():
     "`fit(wd=…)` holds for that fit only; the Learner's own holds for all that give none"
     seen = []

@@ -24,6 +24,7 @@ class ProgressCallback(Callback):
     run_in = {'fit'}
     unique = True
     has_rows = False  # are there rows to show?
+    phase, ended, first_iter = '', False, 0  # where the fit is, as far as it has been seen
     live: Any = None  # the Live of this fit; None outside one
     due = math.inf    # when the next bar is due, on the clock of `perf_counter`
 
@@ -137,12 +138,13 @@ class CSVLogger(Callback):
 
     def before_fit(self):
         _require(self, recorder='Recorder')
-        self.log_path, self.header = Path(self.path)/self.fname, []
+        self.header = []
 
     def cleanup_epoch(self):  # so that the row is written although a callback ends the fit in its `after_epoch`
         recorder = getattr(self.learn, 'recorder', None)
         if recorder is None or (row := recorder.log) is None: return
         row = {c: '' if v != v else v for c, v in zip(recorder.metric_names, row, strict=True)}
+        self.log_path = Path(self.path)/self.fname
         try:
             if not self.header: self._begin([*row])
             if new := [c for c in row if c not in self.header]: self._widen(new)

@@ -149,8 +149,13 @@ class Recorder(Callback):
         for k, part in self.parts.items(): add(f'{which}{phase}_{k}', part.mean())
         which += f'{phase}_' if self.train_metrics else ''
         for m in self.active:
-            value = m.value if values else math.nan
-            for k, v in (value if isinstance(value, dict) else {m.name: value}).items(): add(f'{which}{k}', v)
+            try:
+                value = m.value if values else math.nan
+                columns = value if isinstance(value, dict) else {m.name: value}
+                for k, v in columns.items(): add(f'{which}{k}', v)
+            except Exception as e:
+                e.add_note(f"raised by the value of metric `{m.name}`, a property that must give numbers")
+                raise
         return results
 
     def before_fit(self):
