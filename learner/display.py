@@ -61,7 +61,7 @@ def _cell(column, value):
     if isinstance(value, Integral) or not isinstance(value, Real): return str(value)
     value = float(value)
     if not math.isfinite(value): return str(value)
-    if column == 'time': return _clock(value)
+    if column == 'time': return f'{value:.2f}s' if value < 10 else _clock(value)
     return f'{value:.6f}' if value == 0 or 1e-5 <= abs(value) < 1e7 else f'{value:.4e}'
 
 

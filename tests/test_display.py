@@ -304,3 +304,13 @@ def test_replacement():
 
     assert [(b.desc, b.total, b.n, b.open) for b in bars] == [('epoch 2/5 train', 10, 4, False),
                                                               ('epoch 2/5 valid', None, 2, False)]
+
+
+@pytest.mark.parametrize('seconds, shown', [(.157, '0.16s'), (9.99, '9.99s'), (65., '01:05'), (3700., '1:01:40')])
+def test_times_in_rows(seconds, shown, capsys):
+    "An epoch's time is shown in seconds while it is short, as a clock otherwise"
+    set_display('log')
+    try: show_table(['time'], [[seconds]])
+    finally: set_display('auto')
+
+    assert capsys.readouterr().out.split() == ['time', shown]
