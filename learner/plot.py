@@ -10,7 +10,7 @@ __all__ = ['plot_loss']
 
 
 def plot_loss(
-    losses: Sequence[float],    # training loss of each batch, `(n_batches,)`
+    losses: Sequence[float],    # smoothed training loss after each batch, `(n_batches,)`
     iters: Sequence[int] = (),  # how many training batches were done at each validation, `(n_valid,)`
     valid_losses: Sequence[float]|Mapping[str, Sequence[float]] = (),  # loss of each validation; or such lists by name
     skip_start: int = 5,        # first batches to leave out; none are where that would leave nothing
@@ -23,7 +23,7 @@ def plot_loss(
     Raises: ValueError if `iters` and validation losses differ in number."""
     ax = ax or optional('matplotlib.pyplot', 'plot_loss').subplots()[1]
     skip = skip_start if skip_start < len(losses) else 0
-    ax.plot(np.arange(skip, len(losses))+1, losses[skip:], label='train')
+    ax.plot(np.arange(skip, len(losses))+1, losses[skip:], label='train (smoothed)')
     by_name = valid_losses if isinstance(valid_losses, Mapping) else {'valid_loss': valid_losses}
     for name, values in by_name.items():
         if len(values) != len(iters): raise ValueError(

@@ -38,7 +38,7 @@ class SlowDown(Callback):
 
 
 learn = Learner(dls, model, nn.CrossEntropyLoss(), lr=2e-3, metrics=accuracy, cbs=[SlowDown, CSVLogger], path=out)
-print(f'Training on {len(y)} images of handwritten digits, 15 epochs', flush=True)
+print(f'Training on {len(dls.train_ds)} images of handwritten digits, 15 epochs', flush=True)
 learn.fit(15)
 
 learn.recorder.plot_loss(log=True).figure.savefig(out/'loss.png')

@@ -29,7 +29,7 @@ def test_demo_prints_plain_lines(demo):
     done, _ = demo
     first, head, *rows = done.stdout.partition('\n\n')[0].splitlines()
 
-    assert first == 'Training on 1437 images of handwritten digits, 15 epochs'
+    assert first == 'Training on 1294 images of handwritten digits, 15 epochs'
     assert head.split() == ['epoch', 'train_loss', 'valid_loss', 'accuracy', 'time']
     assert [int(row.split()[0]) for row in rows] == list(range(15))
     assert not re.search(r'[\x00-\x09\x0b-\x1f\x7f]', done.stdout) and not done.stderr

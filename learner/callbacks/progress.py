@@ -113,7 +113,7 @@ class ShowGraphCallback(Callback):
     def _curves(self):
         losses = self.recorder.losses
         skip = 5 if len(losses) > 25 else 0  # the first losses would flatten the rest
-        curves = dict(train=(range(skip+1, len(losses)+1), losses[skip:]))
+        curves = {'train (smoothed)': (range(skip+1, len(losses)+1), losses[skip:])}
         rows = [dict(zip(row.names, row)) for row in self.recorder.values]
         for name in self.recorder.metric_names:
             if name.endswith('valid_loss'):  # one a validation set

@@ -295,8 +295,8 @@ def test_graph():
 
     learn.fit(2)
 
-    assert kept == [dict(train=(range(1, 7), learn.recorder.losses),
-                         valid=([3, 6], [row['valid_loss'] for row in learn.recorder.values]))]
+    assert kept == [{'train (smoothed)': (range(1, 7), learn.recorder.losses),
+                     'valid': ([3, 6], [row['valid_loss'] for row in learn.recorder.values])}]
 
 
 def test_graph_leaves_out_the_start():
@@ -307,7 +307,7 @@ def test_graph_leaves_out_the_start():
 
     learn.fit(1)
 
-    assert kept == [dict(train=(range(6, 31), learn.recorder.losses[5:]))]
+    assert kept == [{'train (smoothed)': (range(6, 31), learn.recorder.losses[5:])}]
 
 
 @pytest.mark.parametrize('cbs, missing', [([Recorder], 'ProgressCallback'), ([ProgressCallback], 'Recorder')])
