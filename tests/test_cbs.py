@@ -218,6 +218,19 @@ def test_patching_a_handler_in_place_works():
 
     assert seen == [0, 1, 0]
 
+def test_patching_the_recorder_in_place_works(monkeypatch):
+    "A cell that replaces the Recorder's own after_batch works on an existing Learner, and can call the old one"
+    learn, seen, old = synth_learner(), [], Recorder.after_batch
+    learn.fit(1)
+
+    def after_batch(self):
+        old(self)
+        seen.append(len(self.train.marks))
+    monkeypatch.setattr(Recorder, 'after_batch', after_batch)
+    learn.fit(1)
+
+    assert seen == [1, 2, 2] and len(learn.recorder.raw_losses) == 2
+
 def test_idle_callbacks_do_not_change_the_trace():
     "Callbacks without handlers take part in nothing"
     assert trace(synth_learner([Callback() for _ in range(5)])) == trace(synth_learner())

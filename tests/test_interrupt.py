@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from learner.callback import Callback
-from learner.events import event_names
+from learner.events import event_names, scopes
 from learner.interrupt import StopFlag, deferred_interrupt, free_frames
 from tests.helpers import Tracer, raises, synth_learner, weights
 
@@ -51,6 +51,21 @@ def test_struck_at_every_event(at, ex):
     before = weights(learn)
     learn.fit(1)
     assert not any(a.equal(b) for a, b in zip(before[:1], weights(learn))) and len(learn.recorder.values) == 1
+
+
+@pytest.mark.parametrize('ex', [KeyboardInterrupt, ValueError])
+@pytest.mark.parametrize('scope', scopes)
+def test_struck_after_a_cancel(scope, ex):
+    "An interrupt or error at the event that follows a cancel leaves as little behind"
+    watch, last = Watch(), Tracer()
+    learn = synth_learner([watch, last])
+
+    with pytest.raises(ex):
+        learn.fit(1, cbs=Callback(**{f'before_{scope}': raises(scopes[scope]), f'after_cancel_{scope}': raises(ex)}))
+
+    assert watch.alive() == 0 and learn._scope is None and last.seen[-1] == 'cleanup_fit'
+    learn.fit(1)
+    assert len(learn.recorder.values) == 1
 
 
 def test_fit_after_a_failed_fit_equals_a_fresh_one():
