@@ -142,6 +142,11 @@ class DataLoaders:
     def __getitem__(self, i: int) -> Loader: "Loader number `i`; 0 is the training loader"; return self.loaders[i]
     def __len__(self): return len(self.loaders)
 
+    def __repr__(self):
+        named = {'train': self.train, **{name or 'valid': dl for name, dl in self.valid_sets.items()}}
+        sizes = {k: '?' if dl.n_batches is None else dl.n_batches for k, dl in named.items()}
+        return f"DataLoaders({', '.join(f'{k}: {n} batches' for k, n in sizes.items())})"
+
     @property
     def device(self) -> Any: "Where batches go; None leaves it to the Learner"; return self._device
     @device.setter

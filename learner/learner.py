@@ -116,6 +116,8 @@ class Learner(Host):
         raise AttributeError(f"`Learner` has no `{name}`" + (f"; the model has: `learn.model.{name}`" if has else ''),
                              name=name, obj=self)
 
+    def __repr__(self) -> str: return f"Learner({type(self.model).__name__}, {self.dls!r}, {self.n_step} steps taken)"
+
     # ---- the loop
 
     @contextmanager
