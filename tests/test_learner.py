@@ -11,9 +11,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from learner.callback import Callback
 from learner.callbacks.recorder import Recorder
-from learner.events import CancelBatchException
 from learner.learner import Learner
-from tests.helpers import RegModel, Tracer, raises, synth_dls, synth_learner, trace, weights
+from tests.helpers import RegModel, Tracer, synth_dls, synth_learner, trace, weights
 
 
 # ---- fits
@@ -257,41 +256,7 @@ def test_parameters_that_appear_late_are_named():
         synth_learner(Callback(before_fit=add)).fit(1)
 
 
-# ---- scenarios
-
-def test_s25_cancelled_batches():
-    "Every other batch cancelled before its forward: averages and counts are of those computed (S25)"
-    def skip(cb):
-        if cb.iter % 2: raise CancelBatchException
-    def size(pred, y): return y.mean()
-    learn = synth_learner(Callback(before_batch=skip), n=4, n_valid=4, metrics=size)
-
-    learn.fit(1)
-
-    ys = [y for _, y in synth_dls(4, 4)[1]]
-    assert learn.n_step == 2 == len(learn.recorder.raw_losses)
-    assert learn.recorder.values[0]['size'] == pytest.approx(torch.cat(ys[::2]).mean().item())
-
-def test_s24_hooks_of_a_callback_are_gone_after_an_error():
-    "A ValueError in one callback is what the user sees; another one's hooks are removed, and it is gone (S24)"
-    class Hooks(Callback):
-        def before_fit(self): self.handle = self.model.register_forward_hook(lambda *args: None)
-        def cleanup_fit(self): self.handle.remove()
-    learn = synth_learner()
-
-    with pytest.raises(ValueError, match='at batch 2'):
-        learn.fit(1, cbs=[Hooks, Callback(after_batch=raises(ValueError('at batch 2'), nth=2))])
-
-    assert not learn.model._forward_hooks and 'hooks' not in vars(learn)
-
-def test_s40_repeated_fit():
-    "`fit(1)` twice trains two epochs (S40)"
-    learn = synth_learner(n=3)
-
-    learn.fit(1)
-    learn.fit(1)
-
-    assert learn.n_step == 6 and learn.history.fit.tolist() == [0, 1]
+# ---- metrics and copies
 
 def test_learner_can_be_copied_with_its_model():
     "A deep copy of a Learner trains on its own"
