@@ -78,7 +78,7 @@ def test_validate_at_every_event_changes_nothing(plain, at, ds_idx):
     assert rows and all(r['valid_loss'] > 0 for r in rows)
 
 
-@pytest.mark.parametrize('at', ['before_epoch', 'before_batch', 'after_batch', 'after_validate'])
+@pytest.mark.parametrize('at', events)
 def test_validate_with_persistent_workers(plain, at):
     "A loader whose persistent workers are in use can be evaluated in the midst of its own epoch"
     count = []
