@@ -136,8 +136,8 @@ class Optimizer:
         else: step.__wrapped__(opt)
 
     def zero_grad(self) -> None:
-        "Drop all gradients"
-        for p in self._all: p.grad = None
+        "Drop all gradients, also those of parameters that no group holds: they would add up for ever"
+        for p in self.names: p.grad = None
 
     def all_params(self) -> list[Tensor]:
         "The parameters of all groups"

@@ -191,6 +191,14 @@ def test_parameters_that_appear_in_an_epoch_are_named(change):
 
     assert len(told) == 1
 
+def test_gradients_outside_the_optimizer_are_dropped():
+    "Gradients of parameters that no group holds do not add up over batches"
+    learn = synth_learner(splitter=lambda m: [m.a])
+
+    with pytest.warns(UserWarning, match='not trained.*: b;'): learn.fit(1)
+
+    assert learn.model.b.grad is None and learn.model.a.grad is None
+
 def test_a_new_optimizer_in_a_fit_has_its_rates():
     "`create_opt` during a fit keeps the fit's learning rate and decay, and the decay for that fit only"
     learn = synth_learner(wd=.1)
