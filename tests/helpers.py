@@ -34,6 +34,19 @@ def synth_learner(cbs=None, n=2, n_valid=1, bs=8, shuffle=False, model=None, lr=
                    kwargs.pop('loss_func', nn.functional.mse_loss), cbs=cbs, lr=lr, **kwargs)
 
 
+class Reads(Callback):
+    "Notes what it reads at each loss"
+    def __init__(self): self.seen = []
+    def after_loss(self): self.seen.append((self.epoch, self.iter, self.training, float(self.loss), self.lr))
+
+
+class Counts(Callback):
+    "Counts batches"
+    state = ('n',)
+    def __init__(self): self.n = 0
+    def after_batch(self): self.n += 1
+
+
 class Tracer(Callback):
     "Notes every event before any other callback sees it"
     order = -1000

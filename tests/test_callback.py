@@ -6,17 +6,7 @@ import pytest
 from torch import nn
 
 from learner.callback import Callback, before_batch_cb
-from tests.helpers import raises, synth_learner
-
-
-class Reads(Callback):
-    def __init__(self): self.seen = []
-    def after_loss(self): self.seen.append((self.epoch, self.iter, self.training, float(self.loss), self.lr))
-
-class Counts(Callback):
-    state = ('n',)
-    def __init__(self): self.n = 0
-    def after_batch(self): self.n += 1
+from tests.helpers import Counts, Reads, raises, synth_learner
 
 
 # ---- handlers

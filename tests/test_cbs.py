@@ -6,17 +6,7 @@ from torch import nn
 from learner.callback import Callback, TrainEvalCallback
 from learner.callbacks.recorder import Recorder
 from learner.order import CallbackOrderError
-from tests.helpers import Tracer, raises, synth_learner, trace
-
-
-class Reads(Callback):
-    def __init__(self): self.seen = []
-    def after_loss(self): self.seen.append((self.epoch, self.iter, self.training, float(self.loss), self.lr))
-
-class Counts(Callback):
-    state = ('n',)
-    def __init__(self): self.n = 0
-    def after_batch(self): self.n += 1
+from tests.helpers import Counts, Reads, Tracer, raises, synth_learner, trace
 
 
 def test_class_and_instance_can_be_added_and_removed():

@@ -108,7 +108,7 @@ class ShowGraphCallback(Callback):
 
     def before_fit(self):
         _require(self, recorder='Recorder', progress='ProgressCallback')
-        if self.progress.live is not None: self.progress.live.graph(self._curves)
+        self.progress._shows(self.progress.live and self.progress.live.graph, self._curves)
 
     def _curves(self):
         losses = self.recorder.losses

@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from learner.callback import Callback
-from learner.callbacks.progress import CSVLogger
+from learner.callbacks.progress import CSVLogger, ShowGraphCallback
 from learner.callbacks.recorder import Recorder
 from learner.data import DataLoaders
 from learner.events import CancelValidException
@@ -20,9 +20,10 @@ class Breaks:
     def write(self, text): raise BrokenPipeError(32, 'gone')
     def flush(self): pass
 
-def test_a_broken_output_costs_the_display_only(monkeypatch):
+@pytest.mark.parametrize('cbs', [None, ShowGraphCallback])
+def test_a_broken_output_costs_the_display_only(cbs, monkeypatch):
     "Where nothing can be printed any more, training goes on, with one warning"
-    learn = synth_learner(default_cbs=True)
+    learn = synth_learner(cbs, default_cbs=True)
     monkeypatch.setattr(sys, 'stdout', Breaks())
 
     with pytest.warns(UserWarning, match='nothing more is shown of this fit: BrokenPipeError') as told: learn.fit(3)
