@@ -12,6 +12,7 @@ from .learner import Learner
 from .data import DataLoaders
 from .optim import (QHAdam, SGD, Adadelta, Adagrad, Adam, Adamax, Lamb, Larc, Lookahead, NAdam, Optimizer, OptimWrapper,
                     RAdam, RMSProp, params, ranger, trainable_params)
+from .splitters import default_split, split_blocks, split_patterns
 from .losses import (BCEWithLogitsLossFlat, CrossEntropyLossFlat, DiceLoss, FocalLossFlat, L1LossFlat,
                      LabelSmoothingCrossEntropy, LabelSmoothingCrossEntropyFlat, MSELossFlat)
 from .metrics import (AccumMetric, ActivationType, AvgLoss, AvgMetric, Dice, DiceMulti, JaccardCoeff, JaccardCoeffMulti,
@@ -24,9 +25,19 @@ from .skmetrics import (APScoreBinary, APScoreMulti, BalancedAccuracy, BrierScor
                         SpearmanCorrCoef, skm_to_fastai)
 from .callbacks.recorder import Recorder, Row
 from .callbacks.progress import CSVLogger, ProgressCallback, ShowGraphCallback
+from .callbacks.schedule import ParamScheduler, Scheduler
+from .callbacks.torch_schedule import TorchScheduler
+from .callbacks.lr_find import LRFinder, minimum, slide, steep, valley
+from .callbacks.finetune import BnFreeze, FreezeUntil
+from .models import xresnet18, xresnet34, xresnet50
+from .transfer import (AdaptiveConcatPool2d, apply_init, create_body, create_head, has_pool_type, init_head)
+from .callbacks import preview as preview  # adds methods to the Learner
 from .callbacks.show import outline
 from .display import Live, new_live, set_display, show_table
-from .plot import plot_loss
+from .plot import plot_hypers, plot_loss, plot_lr_find
+from .schedules import (SchedCos, SchedExp, SchedLin, SchedNo, SchedPoly, combine_scheds, combined_cos, cos_restarts,
+                        policy_cos_restarts, policy_exp, policy_fixed, policy_inv, policy_multistep, policy_poly,
+                        policy_sigmoid, policy_step, policy_warmup, three_phase_cos)
 from .utils import replacing, set_seed
 
 __all__ = [
@@ -46,7 +57,14 @@ __all__ = [
     'F1ScoreMulti', 'FBetaMulti', 'HammingLossMulti', 'JaccardMulti', 'MatthewsCorrCoefMulti', 'PrecisionMulti',
     'RecallMulti', 'RocAucMulti', 'R2Score', 'ExplainedVariance', 'PearsonCorrCoef', 'SpearmanCorrCoef',
     'Recorder', 'Row', 'ProgressCallback', 'ShowGraphCallback', 'CSVLogger', 'outline',
-    'Live', 'new_live', 'set_display', 'show_table', 'plot_loss', 'replacing', 'set_seed']
+    'Scheduler', 'ParamScheduler', 'TorchScheduler', 'SchedLin', 'SchedCos', 'SchedNo', 'SchedExp', 'SchedPoly',
+    'combine_scheds', 'combined_cos', 'three_phase_cos', 'cos_restarts', 'policy_fixed', 'policy_step', 'policy_exp',
+    'policy_inv', 'policy_multistep', 'policy_poly', 'policy_sigmoid', 'policy_warmup', 'policy_cos_restarts',
+    'LRFinder', 'valley', 'steep', 'minimum', 'slide', 'FreezeUntil', 'BnFreeze',
+    'default_split', 'split_blocks', 'split_patterns', 'create_body', 'create_head', 'has_pool_type', 'apply_init',
+    'init_head', 'AdaptiveConcatPool2d', 'xresnet18', 'xresnet34', 'xresnet50',
+    'Live', 'new_live', 'set_display', 'show_table', 'plot_loss', 'plot_hypers',
+    'plot_lr_find', 'replacing', 'set_seed']
 
 __version__ = '0.1.0'
 default_callbacks.update(recorder=Recorder, progress=ProgressCallback)

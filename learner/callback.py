@@ -129,4 +129,5 @@ class TrainEvalCallback(Callback):
     def after_batch(self):
         learn = self.learn
         learn.train_iter += 1
-        if learn.n_iter: learn.pct_train = (learn.epoch + min(1, (learn.iter+1)/learn.n_iter))/learn.n_epoch
+        if n := learn.n_iter or learn.n_steps:
+            learn.pct_train = (learn.epoch + min(1, (learn.iter+1)/n))/learn.n_epoch

@@ -16,6 +16,7 @@ def check_fit(
     learn: Any,        # the Learner
     n_epoch: Any,      # as `fit` got it
     start_epoch: Any,  # as `fit` got it
+    n_steps: Any,      # as `fit` got it
 ) -> None:
     """What can be known before anything of a fit has run
 
@@ -24,6 +25,8 @@ def check_fit(
         if not isinstance(n, Integral) or isinstance(n, bool):
             raise TypeError(f"fit: `{name}` is {n!r}; give a whole number of epochs")
         if n < 0: raise ValueError(f"fit: `{name}` is {n}; it cannot be negative")
+    if n_steps is not None and (not isinstance(n_steps, Integral) or isinstance(n_steps, bool) or n_steps < 1):
+        raise ValueError(f"fit: `n_steps` is {n_steps!r}; give the number of optimizer steps an epoch, 1 or more")
     if start_epoch and start_epoch >= n_epoch: raise ValueError(
         f"fit: `start_epoch={start_epoch}` leaves nothing of `n_epoch={n_epoch}`, which counts skipped epochs too")
     if learn._scope: raise RuntimeError(

@@ -79,6 +79,7 @@ class LoopState:
     n_epoch: int = 1           # epochs that the fit asks for
     iter: int = 0              # number of the batch in its phase, from 0
     n_iter: int|None = None    # batches of the phase; None if the loader does not know
+    n_steps: int|None = None   # optimizer steps an epoch of this fit, for schedules; None: one a training batch
     train_iter: int = 0        # training batches done in this fit
     pct_train: float = 0.      # share of the fit that is done, 0 to 1
     smooth_loss: Any = math.nan  # the Recorder's moving average of the training loss; reading it may wait for a GPU

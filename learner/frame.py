@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 
-from .events import LoopState
+from .events import CancelException, LoopState, scopes
 from .interrupt import deferred_interrupt, free_frames, frees_memory
-from .modes import restore_modes, snapshot_modes
+from .modes import choose_device, restore_modes, snapshot_modes
 from .optim import Optimizer
+from .tensors import forward_keys
 from .utils import replacing, rng_state, set_rng_state, warn
 
-__all__ = ['fit_frame', 'ready_opt', 'set_rates', 'made_from', 'evaluation_frame', 'guest_frame']
+__all__ = ['fit_frame', 'run_frame', 'current_opt', 'ready_opt', 'set_rates', 'made_from', 'evaluation_frame',
+           'guest_frame']
 
 loop_fields = frozenset([*vars(LoopState), 'stage', 'valid_name', 'stepped', 'n_step', 'loss_parts', '_had_targets'])
 
@@ -31,6 +33,25 @@ def fit_frame(
         if frees_memory(e): free_frames(e, handled)
         raise
     finally: restore_modes(modes)
+
+
+@contextmanager
+def run_frame(
+    learn: Any,  # the Learner
+    kind: str,   # 'fit', 'validate', 'predict' or 'lr_find'
+):
+    """A run: its kind, its device, and who acts at which event
+
+    Raises: RuntimeError from a cancel that nothing could catch, saying who raised it and which scope it would end."""
+    device = choose_device(learn.dls.device, learn.model)
+    with replacing(learn, run_kind=kind, device=device, _takes=forward_keys(learn.model)):
+        learn._resolve()
+        try: yield
+        except CancelException as e:
+            if learn._scope and learn._scope[1]: raise  # for a scope of the fit around this evaluation
+            scope = next(s for s, ex in scopes.items() if isinstance(e, ex))
+            raise RuntimeError(f"{type(e).__name__}, raised by {e.origin or 'the model or the loop'}: no `{scope}` "
+                               "scope is open there that it could end") from e
 
 
 def made_from(
@@ -54,14 +75,11 @@ def set_rates(
     return lr
 
 
-@contextmanager
-def ready_opt(
-    learn: Any,   # the Learner that trains
-    lr: Any,      # learning rate; None: the Learner's
-    wd: Any,      # weight decay for this fit only; None: the Learner's
-    reset: bool,  # a new optimizer in any case
-):
-    """The optimizer of the last fit, or a new one if what it depends on has changed, with the rates of this fit
+def current_opt(
+    learn: Any,           # the Learner
+    reset: bool = False,  # a new one in any case
+) -> Optimizer:
+    """The optimizer that a fit would use now: the present one, or a new one if what it depends on has changed
 
     Raises: TypeError if `learn.opt` was set to something else."""
     opt = learn.opt
@@ -71,9 +89,20 @@ def ready_opt(
     changed = [k for k in old if old[k] != now[k]]
     if opt and old and {p for m in learn.modules for p in m.parameters()} != opt.names.keys(): changed.append('model')
     if changed and not reset: warn(f"the optimizer is made anew, since `{'`, `'.join(changed)}` changed")
+    return learn.create_opt() if opt is None or reset or changed else opt
+
+
+@contextmanager
+def ready_opt(
+    learn: Any,   # the Learner that trains
+    lr: Any,      # learning rate; None: the Learner's
+    wd: Any,      # weight decay for this fit only; None: the Learner's
+    reset: bool,  # a new optimizer in any case
+):
+    "The optimizer for a fit, with the rates of this fit"
     with replacing(learn, _rates=dict(lr=lr, wd=wd)):
-        if opt is None or reset or changed: learn.create_opt()
-        else: set_rates(learn)
+        current_opt(learn, reset)
+        set_rates(learn)
         learn.opt.zero_grad()
         try: yield
         finally:

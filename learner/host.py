@@ -1,4 +1,5 @@
 """Host: the list of callbacks, who of them acts at which event, and the scopes that run them and clean up."""
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
@@ -10,9 +11,19 @@ from .events import CancelException, LoopState, event, events_of, inner_events, 
 from .order import sort_by_run
 from .utils import warn
 
-__all__ = ['Host', 'default_callbacks']
+__all__ = ['Host', 'default_callbacks', 'callback_makers', 'as_callback']
 
 default_callbacks: dict[str, type[Callback]] = {}  # what every Learner has besides TrainEvalCallback, by key
+callback_makers: list[Callable[[Any], Callback|None]] = []  # each makes a callback of something else, or returns None
+
+
+def as_callback(
+    o: Any,  # a callback, a class of one, or what one of `callback_makers` knows
+) -> Any:    # whatever else it is, it is left as it is
+    "What `o` stands for where callbacks are given"
+    made = next((cb for make in callback_makers if (cb := make(o)) is not None), o)
+    return made() if isinstance(made, type) else made
+
 
 def check_new(host: Any, cb: Any) -> Callback|None:  # the callback of a class now defined anew, which `cb` replaces
     """Whether `cb` may join `host`
@@ -77,7 +88,7 @@ class Host(LoopState):
         """Add a callback for good; during a run it first gets `before_x` of the scopes that are open
 
         Raises: TypeError or ValueError if it is none, is there already, or its name is taken; CallbackOrderError."""
-        cb = cb() if isinstance(cb, type) else cb
+        cb = as_callback(cb)
         replaced = check_new(self, cb)
         if order is not None: cb.order = order
         sort_by_run([*self.cbs, cb])
@@ -122,7 +133,7 @@ class Host(LoopState):
     @contextmanager
     def added_cbs(self, cbs: Any):  # callbacks, or classes of them
         "Callbacks for the block only"
-        cbs = [cb() if isinstance(cb, type) else cb for cb in L(cbs)]
+        cbs = [as_callback(cb) for cb in L(cbs)]
         old = list(self.cbs)
         try: yield self.add_cbs(cbs)
         finally: self.remove_cbs([c for c in self.cbs if _has(cbs, c) and not _has(old, c)])

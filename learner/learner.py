@@ -3,7 +3,6 @@
 The loop is `fit` and what it calls, down to `_step`; each part runs in a scope (events.py), whatever else happens in
 training is a callback (callback.py)."""
 from collections.abc import Callable
-from contextlib import contextmanager
 from inspect import getattr_static
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,19 +14,17 @@ from .callback import TrainEvalCallback
 from .checks import batch_note, check_fit, check_trained
 from .data import as_dls
 from .events import (CancelBackwardException, CancelBatchException, CancelEpochException, CancelException,
-                     CancelFitException, CancelStepException, CancelTrainException, CancelValidException, scopes)
-from .frame import evaluation_frame, fit_frame, guest_frame, made_from, ready_opt, set_rates
+                     CancelFitException, CancelStepException, CancelTrainException, CancelValidException)
+from .frame import evaluation_frame, fit_frame, guest_frame, made_from, ready_opt, run_frame, set_rates
 from .host import Host, default_callbacks
 from .interrupt import StopFlag
 from .loss_value import loss_without_targets, total_loss
 from .metrics import mk_metrics
 from .modes import choose_device
 from .optim import Adam, make_opt, opt_lr, params
-from .tensors import forward_keys, split_batch, to_device
-from .utils import replacing
+from .tensors import split_batch, to_device
 
 __all__ = ['Learner']
-
 
 
 class Learner(Host):
@@ -120,18 +117,6 @@ class Learner(Host):
 
     # ---- the loop
 
-    @contextmanager
-    def _run(self, kind):  # what fit and evaluation share
-        device = choose_device(self.dls.device, self.model)
-        with replacing(self, run_kind=kind, device=device, _takes=forward_keys(self.model)):
-            self._resolve()
-            try: yield
-            except CancelException as e:
-                if self._scope and self._scope[1]: raise  # for a scope of the fit around this evaluation
-                scope = next(s for s, ex in scopes.items() if isinstance(e, ex))
-                raise RuntimeError(f"{type(e).__name__}, raised by {e.origin or 'the model or the loop'}: no `{scope}` "
-                                   "scope is open there that it could end") from e
-
     def create_opt(self) -> Any:  # also `learn.opt`
         "A new optimizer over the parameters that `splitter` finds in the model as it is now"
         self.opt = make_opt(self.opt_func, self.splitter(self.model), self.model, 1e-3, self.wd, self.wd_bn_bias,
@@ -147,13 +132,18 @@ class Learner(Host):
         cbs: Any = None,                    # callbacks for this fit only
         reset_opt: bool = False,            # begin with a new optimizer
         start_epoch: int = 0,               # skip the epochs before this one, without any event
+        n_steps: int|None = None,           # optimizer steps an epoch, for schedules; None: one a training batch
     ) -> None:
         """Train for `n_epoch` epochs, validating after each; Ctrl-C stops between two batches
 
         Raises: ValueError, TypeError or RuntimeError, before training, if anything does not fit."""
-        check_fit(self, n_epoch, start_epoch)
-        with fit_frame(self), self._run('fit'), self.added_cbs(cbs), ready_opt(self, lr, wd, reset_opt):
-            self.n_epoch, self.epoch = n_epoch, start_epoch
+        check_fit(self, n_epoch, start_epoch, n_steps)
+        with fit_frame(self):
+            self.n_epoch, self.epoch, self.n_steps = n_epoch, start_epoch, n_steps
+            self._fit('fit', lr, wd, cbs, reset_opt)
+
+    def _fit(self, kind, lr, wd, cbs, reset_opt):  # a fit's, or the learning-rate finder's
+        with run_frame(self, kind), self.added_cbs(cbs), ready_opt(self, lr, wd, reset_opt):
             self._with_events(self._do_fit, 'fit', CancelFitException, self._end_cleanup)
             if self._stop.requested: self._obey_stop()
 
@@ -268,7 +258,7 @@ class Learner(Host):
         if dl is None and ds_idx == 1 and not self.dls.valid_sets:
             raise ValueError("there is no validation set: `validate(dl=…)` takes any loader")
         recorder = [] if hasattr(self, 'recorder') else [default_callbacks['recorder']]
-        with guest_frame(self), self._run('validate'), self.added_cbs([*recorder, *L(cbs)]):
+        with guest_frame(self), run_frame(self, 'validate'), self.added_cbs([*recorder, *L(cbs)]):
             def epoch(): self._do_epoch_validate(ds_idx, dl)
             if self._scope[1]: epoch()
             else: self._with_events(lambda: self._with_events(epoch, 'epoch'), 'fit')

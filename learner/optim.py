@@ -6,7 +6,7 @@ with a multiplier); two keys of our own say what each is: `'group'`, the number 
 the multipliers and fixed values of its parameters.
 """
 import math
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -15,76 +15,14 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import _global_optimizer_post_hooks as global_post, _global_optimizer_pre_hooks as global_pre
 
+from .hypers import Hypers, Reading, per_group, places_of, value_at
 from .optimizers import (SGD, Adadelta, Adagrad, Adam, Adamax, Lamb, Larc, Lookahead, NAdam, OptimWrapper, QHAdam,
                          RAdam, RMSProp, attach_hooks, opt_lr, ranger, torch_opt)
 from .splitters import all_names, check_groups, find_opts, is_bias, norm_params, params, shape, trainable_params
 
-__all__ = ['Optimizer', 'make_opt', 'missing_params', 'params', 'trainable_params', 'opt_lr', 'OptimWrapper', 'SGD',
-           'RMSProp', 'Adam', 'RAdam', 'NAdam', 'Adagrad', 'Adadelta', 'Adamax', 'QHAdam', 'Larc', 'Lamb', 'Lookahead',
-           'ranger']
-
-hyper_names = ('lr', 'mom', 'sqr_mom', 'eps', 'wd')
-# torch's names → ours; 'wd', the decay done by our own hook, comes after 'weight_decay', which is 0 then
-torch_names = dict(lr='lr', momentum='mom', alpha='sqr_mom', rho='sqr_mom', eps='eps', weight_decay='wd', wd='wd')
-
-
-def _places(group: dict) -> dict[str, tuple[str, int|None]]:
-    "Where a group of torch's keeps each hyper-parameter it has: the key, and the index in its value if that is a tuple"
-    where: dict = {ours: (key, None) for key, ours in torch_names.items()
-                   if isinstance(group.get(key), (int, float, Tensor))}
-    if 'betas' in group: where |= dict(mom=('betas', 0), sqr_mom=('betas', 1))
-    if group.get('momentum') == 0: del where['mom']  # off: no schedule shall give a momentum where there was none
-    if 'lambd' in group: del where['sqr_mom']        # the alpha of ASGD is the power by which its rate falls
-    return {n: where[n] for n in hyper_names if n in where}
-
-
-def _value(group: dict, place: tuple[str, int|None]) -> float:
-    v, at = group[place[0]], place[1]
-    return float(v if at is None else v[at])
-
-
-def _per_group(v, n: int) -> list[float]:
-    "`v` for each of `n` groups: a number is for all, `slice(a, b)` geometric, `slice(b)` `b/10` for all but the last"
-    if not isinstance(v, slice): return [float(x) for x in np.ravel(v)] if np.ndim(v) else [float(v)]*n
-    if v.stop is None or v.start == 0: raise ValueError(f"{v}: give `slice(a, b)` with both above 0, or `slice(b)`")
-    firsts = [v.start*(v.stop/v.start)**(i/(n-1)) for i in range(n-1)] if v.start else [v.stop/10]*(n-1)
-    return [*firsts, float(v.stop)]
-
-
-class _Hypers(MutableMapping):
-    "The hyper-parameters of one group under fastai's names, read from torch's optimizer and written to it"
-    def __init__(self, opt: 'Optimizer', i: int): self.opt, self.i = opt, i
-    def __iter__(self): return iter(self.opt.places)
-    def __len__(self): return len(self.opt.places)
-    def __repr__(self): return repr(dict(self))
-    def __delitem__(self, name): raise TypeError(f"a hyper-parameter cannot be removed; set `{name}` to 0")
-
-    def find(self):
-        "Look up which of torch's groups make up this one, and from which of them to read each value"
-        groups = self.opt.opt.param_groups
-        self.own = [k for k, g in enumerate(groups) if g['group'] == self.i]
-        def mult(name, k): return 0. if name in (o := groups[k]['opts']) else o.get(f'{name}_mult', 1.)
-        def best(name): return max(self.own, key=lambda k: (mult(name, k) != 0, mult(name, k) == 1))  # as it was set
-        self.readers = {n: (k := best(n), place, mult(n, k) or 1.) for n, place in self.opt.places.items()}
-
-    def __getitem__(self, name):
-        k, place, mult = self.readers[name]
-        return _value(self.opt.opt.param_groups[k], place)/mult
-
-    def __setitem__(self, name, v):
-        opt = self.opt
-        if name not in opt.places: raise ValueError(
-            f"this {type(opt.opt).__name__} has no `{name}`, only {', '.join(opt.places)}" +
-            ("; give it a momentum when it is made, as in partial(SGD, mom=0.9)" if name == 'mom' else ''))
-        if not v >= 0: raise ValueError(f"`{name}` must be 0 or more, not {v}")
-        if name == 'wd' and v: opt.regroup(by_decay=True)
-        key, at = opt.places[name]
-        for g in (opt.opt.param_groups[k] for k in self.own):
-            x = g['opts'][name] if name in g['opts'] else float(v)*g['opts'].get(f'{name}_mult', 1.)
-            g[key] = x if at is None else tuple(x if k == at else b for k, b in enumerate(g[key]))
-
-
-# ---- the optimizer
+__all__ = ['Optimizer', 'make_opt', 'missing_params', 'params', 'trainable_params', 'opt_lr', 'OptimWrapper',
+           'SGD', 'RMSProp', 'Adam', 'RAdam', 'NAdam', 'Adagrad', 'Adadelta', 'Adamax', 'QHAdam', 'Larc', 'Lamb',
+           'Lookahead', 'ranger']
 
 class Optimizer:
     """A torch optimizer with fastai's face; `opt` is torch's own, which GradScaler and torch's schedulers take
@@ -95,6 +33,7 @@ class Optimizer:
     frozen_idx = 0         # the groups before this one are frozen
     own_wd: Any = None     # weight decay by group, where a fit has set another for itself
     told: frozenset = frozenset()  # parameters left out that the user was warned of
+    _last: Any = None      # the latest Reading
 
     def __init__(self,
         opt: torch.optim.Optimizer,            # has exactly one group for each of `param_lists`
@@ -105,14 +44,14 @@ class Optimizer:
     ):
         "Raises: ValueError if `opts` has names that mean nothing to the optimizer."
         self.opt, self.param_lists, self.opts, self.names, self.always = opt, param_lists, opts, names, always
-        self.places, self._by_decay = _places(opt.param_groups[0]), None
+        self.places, self._by_decay = places_of(opt.param_groups[0]), None
         self._all = [p for ps in param_lists for p in ps]
         known = {f'{n}{end}' for n in self.places for end in ('', '_mult')}
         unknown = {k for o in opts.values() for k in o} - known
         if unknown: raise ValueError(f"`param_opts`: {type(opt).__name__} has no {', '.join(sorted(unknown))}, only "
                                      f"{', '.join(sorted(known))}")
-        start = [{n: _value(g, place) for n, place in self.places.items()} for g in opt.param_groups]
-        self.hypers = [_Hypers(self, i) for i in range(len(param_lists))]
+        start = [{n: value_at(g, place) for n, place in self.places.items()} for g in opt.param_groups]
+        self.hypers = [Hypers(self, i) for i in range(len(param_lists))]
         self.regroup(by_decay=False)
         for h, values in zip(self.hypers, start): h.update(values)
 
@@ -143,6 +82,23 @@ class Optimizer:
         "The parameters of all groups"
         return list(self._all)
 
+    def read(self) -> Reading:  # the same object as long as nothing changes
+        "The hyper-parameters now; without a look at what they mean, since it is done for every batch"
+        groups = self.opt.param_groups
+        raw = [groups[k][key] if at is None else groups[k][key][at] for k, key, at in self._reads]
+        if self._tensors or not self._last or self._last.layout is not self._layout or raw != self._last.raw:
+            # a tensor is changed in place, also by a schedule
+            raw = [v.clone() if isinstance(v, Tensor) else v for v in raw] if self._tensors else raw
+            self._last = Reading(raw, self._layout)
+        return self._last
+
+    def _find(self):  # where the hyper-parameters are in torch's groups, once these have been laid out
+        for h in self.hypers: h.find()
+        readers = [h.readers[n] for n in self.places for h in self.hypers]
+        self._reads = [(k, *place) for k, place, _ in readers]
+        self._layout = tuple(self.places), [mult for _, _, mult in readers]
+        self._tensors = any(isinstance(g[key], Tensor) for g in self.opt.param_groups for _, key, _ in self._reads)
+
     def regroup(self,
         by_decay: bool,  # do parameters with another decay stand apart? While it is 0 that would only cost time
     ) -> None:
@@ -156,7 +112,7 @@ class Optimizer:
                 g = new.setdefault((i, *sorted(opts.items())), {**old[p], 'params': [], 'group': i, 'opts': opts})
                 g['params'].append(p)
         self.opt.param_groups[:] = new.values()
-        for h in self.hypers: h.find()
+        self._find()
         self._by_decay = by_decay
 
     def set_hyper(self,
@@ -167,7 +123,7 @@ class Optimizer:
 
         Raises: ValueError if the optimizer has no such hyper-parameter, or there is not one value for each group, 0 or
         more; TypeError if it is no number."""
-        try: values = _per_group(value if not isinstance(value, (str, bool)) else None, len(self.hypers))
+        try: values = per_group(value if not isinstance(value, (str, bool)) else None, len(self.hypers))
         except TypeError: raise TypeError(f"`{name}` is {value!r}: give a number, a list of them, or a slice") from None
         if len(values) != len(self.hypers):
             raise ValueError(f"{len(values)} values of `{name}` for {len(self.hypers)} groups:\n{self}")
@@ -244,7 +200,7 @@ class Optimizer:
         if wrong: raise ValueError(f"the state does not fit {len(wrong)} of the parameters:{''.join(wrong[:5])}")
         self.opt.param_groups[:] = [{'params': [self._all[k] for k in g['params']]} for g in state['param_groups']]
         self.opt.load_state_dict({k: state[k] for k in ('state', 'param_groups')})
-        for h in self.hypers: h.find()
+        self._find()
         self._by_decay = None  # whatever it was when the state was saved
 
     def _kind(self) -> str: return f"{type(self.opt).__name__} with {', '.join(self.places)}"
@@ -295,7 +251,7 @@ def make_opt(
     opts = find_opts(param_opts or {}, {p: names[p] for ps in lists for p in ps})
     norms = norm_params(model, loss_func)
     opt = torch_opt(opt_func, lists, float(lr.stop if isinstance(lr, slice) else np.ravel(lr)[-1]))
-    if not wd_bn_bias and 'wd' in _places(opt.param_groups[0]):
+    if not wd_bn_bias and 'wd' in places_of(opt.param_groups[0]):
         for p, o in opts.items():
             if p in norms or is_bias(names[p]): o.setdefault('wd_mult', 0.)
     if any(getattr(m, 'sparse', None) is True for m in model.modules()):  # an embedding whose gradients nothing fuses

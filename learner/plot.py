@@ -1,12 +1,13 @@
 """Drawing with matplotlib: each function takes the axes to draw on and returns them; showing them is the caller's."""
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from .display import display_mode
 from .utils import optional
 
-__all__ = ['plot_loss']
+__all__ = ['plot_loss', 'plot_hypers', 'plot_lr_find', 'show_figure']
 
 
 def plot_loss(
@@ -33,3 +34,66 @@ def plot_loss(
     ax.set(xlabel='batch', ylabel='loss', yscale='log' if log else 'linear')
     ax.legend()
     return ax
+
+
+def plot_hypers(
+    hps: Mapping[str, np.ndarray],        # `(n_steps, n_groups)` by name of a hyper-parameter
+    names: Iterable[str]|None = None,     # which ones; None: `lr`, `mom`, and whatever else changes
+    axs: Sequence[Any]|None = None,       # matplotlib axes, one for each; new ones if None
+) -> Sequence[Any]:                       # the axes
+    """Draw hyper-parameters step by step, each on axes of its own, with a line for each group
+
+    Raises: ValueError if there is no such hyper-parameter, or the number of axes is another."""
+    hps = {name: np.asarray(v, dtype=float) for name, v in hps.items()}
+    if names is None: names = [n for n, v in hps.items() if n in ('lr', 'mom') or np.ptp(v, axis=0).any()]
+    names = list(names)
+    if missing := [n for n in names if n not in hps]:
+        raise ValueError(f"there is no `{missing[0]}` to draw, only {', '.join(hps)}")
+    found: Any = optional('matplotlib.pyplot', 'plot_hypers').subplots(
+        1, len(names), figsize=(5*len(names), 3.5), squeeze=False, layout='constrained')[1][0] if axs is None else axs
+    if len(found) != len(names): raise ValueError(f"{len(found)} axes for {len(names)} hyper-parameters")
+    for ax, name in zip(found, names):
+        lines = {f'group {i}': values for i, values in enumerate(hps[name].T)}
+        if (hps[name] == hps[name][:, :1]).all(): lines = {'all groups': hps[name][:, 0]}
+        for label, values in lines.items(): ax.plot(np.arange(len(values))+1, values, label=label)
+        ax.set(xlabel='batch', ylabel=name)
+        ax.legend()
+    return found
+
+
+def plot_lr_find(
+    lrs: np.ndarray,                 # learning rates tried, `(n, n_groups)`
+    losses: Sequence[float],         # the smoothed loss at each, `(n,)`
+    suggestions: Mapping[str, tuple[Sequence[float], float]]|None = None,  # by name: rates of the groups, and the loss
+    ax: Any = None,                  # matplotlib axes to draw on; new ones if None
+) -> Any:                            # the axes
+    """Draw the loss against the learning rate, with a line for each group that has a sweep of its own
+
+    What is suggested stands as a point at exactly that rate, with its value in the legend."""
+    ax = ax or optional('matplotlib.pyplot', 'plot_lr_find').subplots()[1]
+    lrs = np.asarray(lrs, dtype=float)
+    groups = [0] if (lrs == lrs[:, :1]).all() else range(lrs.shape[1])
+    lines = [ax.plot(lrs[:, i], losses, label=f'group {i}' if len(groups) > 1 else None)[0] for i in groups]
+    for k, (name, (rates, loss)) in enumerate((suggestions or {}).items()):
+        for i, line in zip(groups, lines):
+            which = f'{name}, group {i}' if len(groups) > 1 else name
+            ax.plot([rates[i]], [loss], 'osDv^P*X'[k % 8], color=line.get_color() if len(groups) > 1 else f'C{k+1}',
+                    label=f'{which}: {rates[i]:.2e}')
+    ax.set(xlabel='learning rate', ylabel='loss (smoothed)', xscale='log')
+    if ax.get_legend_handles_labels()[0]: ax.legend()
+    return ax
+
+
+def show_figure(
+    ax: Any,  # axes of the figure
+) -> None:
+    "Show a figure now: in a notebook below the cell, elsewhere in a window if there can be one; else it is dropped"
+    plt = optional('matplotlib.pyplot', 'show_figure')
+    if display_mode() == 'notebook': optional('IPython.display', "set_display('notebook')").display(ax.figure)
+    elif display_mode() != 'off' and _has_windows(plt.get_backend()): return ax.figure.show()
+    plt.close(ax.figure)
+
+
+def _has_windows(backend):
+    backends = optional('matplotlib.backends', 'show_figure')
+    return backend.lower() in backends.backend_registry.list_builtin(backends.BackendFilter.INTERACTIVE)

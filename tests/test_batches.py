@@ -114,7 +114,7 @@ def test_loss_of_parts():
     assert row.names == ('train_loss', 'train_fit', 'train_size', 'valid_loss', 'valid_fit', 'valid_size')
     assert row['train_loss'] == pytest.approx(row['train_fit'] + row['train_size'])
     assert row['valid_loss'] == pytest.approx(row['valid_fit'] + row['valid_size'])
-    assert list(learn.history)[2:] == ['train_loss', 'smooth_loss', *row.names[1:], 'time', 'lr']
+    assert list(learn.history)[2:] == ['train_loss', 'smooth_loss', *row.names[1:], 'time', 'lr', 'mom', 'wd']
 
 def test_loss_from_the_data():
     "Without `loss_func`, the data's own is used"

@@ -14,17 +14,22 @@ package = root/'learner'
 
 # A file imports from the levels below its own; what several files need lies below all of them.
 levels = [
-    'events interrupt loss_value modes optimizers order splitters tensors utils workers',
+    '''events hypers interrupt keep loss_value models modes optimizers order schedules splitters tensors transfer utils
+       workers''',
     'callback checks data display frame host loader losses measure metrics optim plot skmetrics',
     'learner',
-    'callbacks.progress callbacks.recorder callbacks.show',
+    '''callbacks.finetune callbacks.lr_find callbacks.preview callbacks.progress callbacks.recorder callbacks.schedule
+       callbacks.show callbacks.torch_schedule''',
     '__init__ all',
 ]
 # All imports within a level: a file, and those it builds on.
 same_level = {
     'events': 'utils', 'modes': 'utils',
     'host': 'callback', 'checks': 'optim', 'frame': 'optim', 'data': 'loader losses', 'metrics': 'measure',
-    'skmetrics': 'measure',
+    'plot': 'display', 'skmetrics': 'measure',
+    'callbacks.finetune': 'callbacks.schedule', 'callbacks.lr_find': 'callbacks.recorder',
+    'callbacks.preview': 'callbacks.schedule callbacks.torch_schedule',
+    'callbacks.torch_schedule': 'callbacks.schedule',
     'all': '__init__',
 }
 level_of = {name: i for i, names in enumerate(levels) for name in names.split()}

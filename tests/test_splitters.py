@@ -1,4 +1,6 @@
 """Promises of learner.splitters: groups, and which parameters decay or have options of their own."""
+import pickle
+
 import pytest
 import torch
 from fastcore.foundation import L
@@ -6,6 +8,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from learner.optim import SGD, make_opt, missing_params
+from learner.splitters import default_split, split_blocks, split_patterns
+from tests.helpers import synth_learner
 from tests.optim_helpers import by_layer, net, one_group, weights
 
 
@@ -170,3 +174,91 @@ def test_tied_parameters():
 
     assert len(opt.all_params()) == 1
     torch.testing.assert_close(model[1].weight.detach(), before-.2)
+
+
+# ---- splitters
+
+class Tied(nn.Module):
+    "A parameter of its own, three layers, of which the last shares the weight of the first, and one without parameters"
+    def __init__(self):
+        super().__init__()
+        self.scale, self.enc, self.act = nn.Parameter(torch.ones(1)), nn.Linear(2, 2), nn.ReLU()
+        self.mid = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        self.dec = nn.Linear(2, 2)
+        self.dec.weight = self.enc.weight
+
+
+def body_and_head(): return nn.Sequential(net(), nn.ReLU(), nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))
+
+def named(splitter, model):
+    "The groups of a splitter as names"
+    names = {p: n for n, p in model.named_parameters()}
+    return [[names[p] for p in ps] for ps in splitter(model)]
+
+enc, mid = ['enc.weight', 'enc.bias'], ['mid.0.weight', 'mid.0.bias', 'mid.1.weight', 'mid.1.bias']
+
+@pytest.mark.parametrize('splitter,groups', [
+    (split_blocks(), [['scale', *enc], mid, ['dec.bias']]),
+    (split_blocks('enc'), [['scale'], [*enc, *mid, 'dec.bias']]),
+    (split_blocks('mid', 'dec'), [['scale', *enc], mid, ['dec.bias']]),
+    (split_blocks('act', 'mid.1'), [['scale', *enc], mid[:2], [*mid[2:], 'dec.bias']]),
+    (split_patterns('mid.*', 'dec.*'), [['scale', 'enc.bias'], mid, ['enc.weight', 'dec.bias']]),
+    (split_patterns('bias', 'mid.*'), [['scale', 'enc.weight'], ['enc.bias', *mid[1::2], 'dec.bias'], mid[::2]]),
+    (split_patterns('mid.?.weight', '*'), [mid[::2], ['scale', *enc, *mid[1::2], 'dec.bias']])])
+@pytest.mark.parametrize('copied', [lambda s: s, lambda s: pickle.loads(pickle.dumps(s))], ids=['made', 'pickled'])
+def test_groups_of_splitters(splitter, groups, copied):
+    "Groups begin at the layers named, or have the parameters that match; each parameter is in the first that fits"
+    assert named(copied(splitter), Tied()) == groups
+
+
+def test_default_split():
+    "The first child is a group, all that comes after it the other; what they share is in the first"
+    model = body_and_head()
+    model[2][0].bias = model[0][0].bias
+
+    body, head = named(default_split, model)
+
+    assert body == [n for n, _ in model.named_parameters() if n.startswith('0.')]
+    assert head == ['2.0.weight', '2.1.weight', '2.1.bias']
+
+
+@pytest.mark.parametrize('model,groups', [
+    (net(), [['0.weight', '0.bias'], ['1.weight', '1.bias'], ['2.weight', '2.bias'], ['4.weight', '4.bias']]),
+    (nn.Linear(2, 1), [['weight', 'bias']]), (nn.Sequential(nn.ParameterList([torch.ones(1)])), [['0.0']])])
+def test_children_are_groups(model, groups):
+    "Without names each child with parameters is a group; a model without such children is one"
+    assert named(split_blocks(), model) == groups
+
+
+def test_blocks_from_the_first_layer():
+    "There is no empty group before the first start"
+    assert [len(ps) for ps in split_blocks('0', '2')(net())] == [4, 4]
+
+
+@pytest.mark.parametrize('splitter,lrs', [
+    (default_split, [1e-4, 1e-2]), (split_blocks('0.2', '2'), [1e-4, 1e-3, 1e-2]), (split_blocks(), [1e-4, 1e-2]),
+    (split_patterns('2.0.*', '2.1.*'), [1e-4, 1e-3, 1e-2])])
+def test_splitter_of_a_learner(splitter, lrs):
+    "A learner trains the groups of its splitter at rates from the first to the last of a slice, and freezes them"
+    learn = synth_learner(model=body_and_head(), splitter=splitter, lr=slice(1e-4, 1e-2))
+
+    learn.create_opt()
+    learn.opt.freeze()
+
+    assert [h['lr'] for h in learn.opt.hypers] == pytest.approx(lrs)
+    assert missing_params(learn.opt, learn.model) == [] and not learn.model[0][0].weight.requires_grad
+    assert learn.model[2][1].bias.requires_grad and len(learn.opt.all_params()) == 12
+
+
+@pytest.mark.parametrize('splitter,model,message', [
+    (default_split, nn.Linear(2, 2), '`default_split` needs an `nn.Sequential` .* not a `Linear` with 0 children'),
+    (default_split, nn.Sequential(nn.Linear(2, 2)), 'not a `Sequential` with 1 children'),
+    (split_blocks('mid', 'head'), Tied(), "`Tied` has no submodule 'head'; its children are enc, act, mid, dec"),
+    (split_blocks('dec', 'mid'), Tied(), "'mid' does not come after 'dec' in `Tied`"),
+    (split_blocks('mid', 'mid'), Tied(), "'mid' does not come after 'mid'"),
+    (split_blocks('act', 'mid'), Tied(), "the group that begins at 'act' has no parameters"),
+    (split_patterns('mid.*', 'head.*'), Tied(), r"'head.\*' matches none of scale, enc.weight, enc.bias, mid.0.weight"),
+    (split_patterns('mid.*', 'mid.0.*'), Tied(), r"'mid.0.\*' matches none .* or only what an earlier")])
+def test_bad_splits(splitter, model, message):
+    "A name or pattern that makes no group is refused, with the names there are"
+    with pytest.raises(ValueError, match=message): splitter(model)

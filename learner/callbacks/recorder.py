@@ -6,19 +6,28 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from fastcore.basics import patch
 
 from ..callback import Callback
+from ..hypers import stack_readings
 from ..learner import Learner
-from ..plot import plot_loss
+from ..plot import plot_hypers, plot_loss, plot_lr_find
 from ..tensors import n_items
 from ..utils import replacing, warn
 
 __all__ = ['Recorder', 'Row']
 
 # names of columns that no metric and no part of a loss may take
-own_columns = frozenset({'fit', 'epoch', 'train_loss', 'smooth_loss', 'valid_loss', 'time', 'lr'})
+own_columns = frozenset({'fit', 'epoch', 'train_loss', 'smooth_loss', 'valid_loss', 'time', 'lr', 'mom', 'wd'})
+own_hypers = 'lr', 'mom', 'wd'
+
+
+def _hyper_columns(values):  # of the last group, and where there are several also of each
+    kept = {name: values[name] for name in own_hypers if name in values}
+    each = {f'{name}_{i}': v for name, vs in kept.items() for i, v in enumerate(vs) if len(vs) > 1}
+    return {name: vs[-1] for name, vs in kept.items()} | each
 
 
 class Row(tuple):
@@ -47,7 +56,7 @@ class Losses:
     "Losses batch by batch, with the items each stands for; on the device until read"
     def __init__(self):
         self.values: list[float] = []   # read so far
-        self.marks: list[tuple] = []    # (items, number of the batch, epoch, learning rate) of each batch
+        self.marks: list[tuple] = []    # (items, number of the batch, epoch, Reading of the optimizer) of each batch
         self.waiting: list[Any] = []    # single losses on the device, where each takes 512 bytes of a GPU
         self.stacks: list[Any] = []     # stacks of 513 of them
 
@@ -84,6 +93,7 @@ class Recorder(Callback):
     run_in = frozenset({'fit', 'validate', 'lr_find'})
     state = ('valid', 'parts', 'active')
     start_time = math.nan  # of the epoch
+    lr_curve: dict|None = None  # what the last `lr_find` found: `lrs`, `losses`, `suggestions`; no fit changes it
 
     def __init__(self,
         add_time: bool = True,        # record how long each epoch takes, in seconds
@@ -114,7 +124,12 @@ class Recorder(Callback):
     @property
     def lrs(self) -> list[float]:
         "The learning rate of the last parameter group at each batch of the fit"
-        return [mark[3] for mark in self.train.marks]
+        return self.hps['lr'][:, -1].tolist() if self.train.marks else []
+
+    @property
+    def hps(self) -> dict[str, np.ndarray]:  # `(n_batches, n_groups)` by name: `lr`, `mom`, `sqr_mom`, `eps`, `wd`
+        "The hyper-parameters of all groups at each batch of the fit, as far as the optimizer has them"
+        return stack_readings([mark[3] for mark in self.train.marks])
 
     @property
     def losses(self) -> list[float]:
@@ -123,7 +138,7 @@ class Recorder(Callback):
         for i, v in enumerate(self.raw_losses[done:], done+1):
             self._smooth = self.beta*self._smooth + (1-self.beta)*v
             self._losses.append(self._smooth/(1-self.beta**i))
-            if not math.isfinite(v) and not self._warned: self._warn(i-1, v)
+            if not math.isfinite(v) and not self._warned and self.run_kind != 'lr_find': self._warn(i-1, v)
         return self._losses
 
     def _warn(self, i, loss):
@@ -192,7 +207,7 @@ class Recorder(Callback):
         learn = self.learn
         if learn.loss is not None:
             n = n_items(learn.xb, learn.yb)
-            if learn.training: self.train.add(learn.loss, n, learn.iter, learn.epoch, learn.opt.hypers[-1]['lr'])
+            if learn.training: self.train.add(learn.loss, n, learn.iter, learn.epoch, learn.opt.read())
             else: self.valid.add(learn.loss, n)
             if learn.loss_parts:
                 for k, v in learn.loss_parts.items(): self.parts.setdefault(k, Losses()).add(v, n)
@@ -218,7 +233,9 @@ class Recorder(Callback):
         if self.row: self._add_row()
 
     def _add_row(self):
-        seconds, lr = time.perf_counter()-self.start_time, self.opt.hypers[-1]['lr']
+        seconds = time.perf_counter()-self.start_time
+        trained = self.train.marks[self.start:] if self.start is not None else []
+        values = (trained[-1][3] if trained else self.opt.read()).values  # those that the last batch was trained with
         smooth = self.losses[-1] if self.losses else math.nan
         row = Row(names := self._names(), [self.row.get(n, math.nan) for n in names])
         self.iters.append(len(self.train.marks))
@@ -227,7 +244,7 @@ class Recorder(Callback):
         self.log = [self.epoch, *row, *([seconds] if self.add_time else [])]
         rest = {n: v for n, v in zip(names, row) if n != 'train_loss'}
         self.history.append({'fit': self.n_fit, 'epoch': self.epoch, 'train_loss': row['train_loss'],
-                             'smooth_loss': smooth, **rest, 'time': seconds, 'lr': lr})
+                             'smooth_loss': smooth, **rest, 'time': seconds, **_hyper_columns(values)})
         if self.logger:
             if len(self.values) == 1: self.logger(self.metric_names)
             self.logger(self.log)
@@ -250,6 +267,25 @@ class Recorder(Callback):
         valid = {n: [row[n] if n in row.names else math.nan for row in self.values] for n in names if with_valid}
         return plot_loss(self.losses, self.iters, valid, skip_start=skip_start, log=log, ax=ax)
 
+    def plot_sched(self,
+        names: str|Iterable[str]|None = None,  # hyper-parameters; None: `lr`, `mom`, and whatever else has changed
+    ) -> Any:                                  # the axes, one for each
+        """Draw the hyper-parameters of all groups as the last fit had them, batch by batch
+
+        Raises: ValueError if there is no fit, or the optimizer had no such hyper-parameter."""
+        if not (hps := self.hps): raise ValueError("plot_sched: no batch has been trained yet; `learn.preview_sched` "
+                                                   "draws what a fit would do")
+        return plot_hypers(hps, [names] if isinstance(names, str) else names)
+
+    def plot_lr_find(self,
+        ax: Any = None,  # matplotlib axes to draw on; new ones if None
+    ) -> Any:            # the axes
+        """Draw the losses of the last `lr_find` against the learning rate of each group, with what it suggested
+
+        Raises: ValueError if there was none."""
+        if self.lr_curve is None: raise ValueError("plot_lr_find: `learn.lr_find()` has not been called yet")
+        return plot_lr_find(**self.lr_curve, ax=ax)
+
 
 @patch(as_prop=True)  # pyright: ignore[reportOptionalCall]
 def smooth_loss(self: Learner) -> float:
@@ -260,8 +296,9 @@ def smooth_loss(self: Learner) -> float:
 
 @patch(as_prop=True)  # pyright: ignore[reportOptionalCall]
 def history(self: Learner) -> Any:
-    """All epochs of all fits as a DataFrame: fit, epoch, losses, metrics, time (seconds), lr (last group, at the end)
+    """All epochs of all fits as a DataFrame: fit, epoch, losses, metrics, time (seconds), and hyper-parameters
 
-    NaN where a phase was skipped or cancelled before it gave anything."""
+    `lr`, `mom` and `wd` are the last group's at the epoch's last batch; with several groups there are also `lr_0`,
+    `lr_1` and so on. NaN where a phase was skipped or cancelled before it gave anything."""
     import pandas as pd
     return pd.DataFrame(self.recorder.history)

@@ -270,7 +270,7 @@ def test_history_is_tidy():
 
     df = learn.history
 
-    assert list(df) == ['fit', 'epoch', 'train_loss', 'smooth_loss', 'valid_loss', 'mae', 'time', 'lr']
+    assert list(df) == ['fit', 'epoch', 'train_loss', 'smooth_loss', 'valid_loss', 'mae', 'time', 'lr', 'mom', 'wd']
     assert df.fit.tolist() == [0, 0, 1] and df.epoch.tolist() == [0, 1, 0] and df.lr.tolist() == [.1, .1, .2]
     assert df.mae.isna().tolist() == [False, False, True] and (df.time > 0).all()
     assert df.smooth_loss[1] != df.train_loss[1]

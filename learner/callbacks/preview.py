@@ -1,0 +1,101 @@
+"""What a fit would do to the hyper-parameters, before any training: `learn.preview_sched('fit_one_cycle', 5, 3e-3)`."""
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager
+from copy import copy, deepcopy
+from typing import Any
+
+import numpy as np
+from fastcore.basics import patch
+from fastcore.foundation import L
+from torch.optim.lr_scheduler import LRScheduler
+
+from ..checks import check_fit
+from ..frame import current_opt, set_rates
+from ..host import as_callback
+from ..hypers import stack_readings
+from ..keep import kept
+from ..learner import Learner
+from ..plot import plot_hypers
+from ..utils import replacing
+from .schedule import Scheduler
+from .torch_schedule import quiet
+
+__all__ = []  # methods of the Learner only
+
+
+@patch
+def simulate_sched(self: Learner,
+    fit: str|Callable,      # a fit method: `learn.fine_tune`, or its name
+    *args: Any,             # what it is called with
+    **kwargs: Any,          # likewise
+) -> dict[str, np.ndarray]:  # `(n_steps, n_groups)` by name: `lr`, `mom` …, at each step of the optimizer
+    """What a fit would set the hyper-parameters to, by ParamSchedulers and torch's schedulers; nothing is trained
+
+    Raises: what the fit would raise before training."""
+    readings: list = []
+    def dry_fit(n_epoch, lr=None, wd=None, cbs=None, reset_opt=False, start_epoch=0, n_steps=None):
+        check_fit(self, n_epoch, start_epoch, n_steps)
+        cbs = [cb for cb in map(as_callback, L(cbs)) if isinstance(cb, Scheduler)]
+        now = dict(n_epoch=n_epoch, epoch=start_epoch, n_steps=n_steps, stepped=True, n_step=self.n_step, train_iter=0,
+                   final_record=None, _rates=dict(lr=lr, wd=wd))
+        with self.added_cbs(cbs), replacing(self, **now), _stand_ins(self, current_opt(self, reset_opt)):
+            readings.extend(_dry_run(self))
+    with replacing(self, opt=self.opt):
+        vars(self)['fit'] = dry_fit
+        try: getattr(self, fit if isinstance(fit, str) else fit.__name__)(*args, **kwargs)
+        finally: del vars(self)['fit']
+    return stack_readings(readings)
+
+
+def _schedulers(learn): return [cb for cb in learn.ordered if isinstance(cb, Scheduler) and cb.run]
+
+
+@contextmanager
+def _stand_ins(learn, opt):  # what schedules may change: an optimizer like `opt`, themselves, the table they watch
+    with ExitStack() as stack:
+        learn.create_opt()
+        for new, old in zip(learn.opt.hypers, opt.hypers): new.update(old)
+        set_rates(learn)
+        for cb in (cbs := _schedulers(learn)):
+            if isinstance(make := getattr(cb, 'make', None), LRScheduler):
+                stack.enter_context(replacing(cb, make=deepcopy(make, {id(opt.opt): learn.opt.opt})))
+        stack.enter_context(kept(*cbs, whole=(Scheduler,)))
+        if 'recorder' in vars(learn):
+            stack.enter_context(replacing(learn, recorder=copy(learn.recorder)))
+            learn.recorder.before_fit()
+        yield
+
+
+def _dry_run(learn):
+    cbs, readings = _schedulers(learn), []
+    n = learn.n_steps or learn.dls.train.n_batches
+    if n is None: raise ValueError("the training loader has no length: give `n_steps=…`, the steps of an epoch")
+    def fire(name, cbs=cbs):
+        for cb in cbs:
+            if act := cb.handler(name): act()
+    with quiet():
+        try:
+            fire('before_fit')
+            for epoch in range(learn.epoch, learn.n_epoch):
+                learn.epoch = epoch
+                for _ in range(n):
+                    fire('before_batch')
+                    readings.append(learn.opt.read())
+                    learn.n_step += 1
+                    fire('after_batch')
+                fire('after_epoch')
+        finally: fire('cleanup_fit', cbs[::-1])
+    return readings
+
+
+@patch
+def preview_sched(self: Learner,
+    fit: str|Callable,     # a fit method: `learn.fine_tune`, or its name
+    *args: Any,            # what it is called with
+    names: Any = None,     # hyper-parameters to draw; None: `lr`, `mom`, and whatever else changes
+    **kwargs: Any,         # what it is called with
+) -> Any:                  # the axes, one for each
+    """Draw what a fit would set the hyper-parameters to, before any training
+
+    Raises: what the fit would raise before training."""
+    return plot_hypers(self.simulate_sched(fit, *args, **kwargs), [names] if isinstance(names, str) else names)

@@ -1,0 +1,100 @@
+"""Keeping things as they are: what `lr_find` and others change for a while is put back in place, whatever happened.
+
+Kept are attributes of models, optimizers, callbacks and Learners, the contents of their tensors and arrays with their
+gradients, and of dicts, lists and sets however deep. Random generators are kept by their state, other objects by
+`state_dict`, if they have it; else only which object it is. Nothing is written to disk."""
+import random
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from fastcore.foundation import L
+from torch import Tensor, nn
+from torch.optim import Optimizer as TorchOptimizer
+
+__all__ = ['kept']
+
+
+@contextmanager
+def kept(
+    *objects: Any,        # models, optimizers, tensors, dicts of them …
+    whole: tuple = (),    # further classes whose attributes are kept wherever one is found
+):
+    """Put `objects` back as they were after the block, even after an error
+
+    Raises: ValueError if a parameter is lazy, since it cannot be made so again."""
+    seen: dict[int, Any] = {}  # by id, each with a reference that keeps the id its own
+    kinds = (nn.Module, TorchOptimizer, L, *whole)
+    restores = [back for o in objects for back in _content(o, seen, kinds)]
+    with ExitStack() as stack:  # puts all back, last one first, whatever fails
+        for back in restores: stack.callback(back)
+        yield
+
+
+def _attributes(o, seen, kinds) -> Iterator[Callable]:
+    seen[id(o)], attrs = o, vars(o)
+    old = dict(attrs)
+    tensors = [*o.parameters(recurse=False), *o.buffers(recurse=False)] if isinstance(o, nn.Module) else []
+    for v in [*tensors, *old.values()]: yield from _content(v, seen, kinds)  # a script module has tensors elsewhere
+    def back():
+        attrs.clear()
+        attrs.update(old)
+    yield back
+
+
+def _content(o, seen, kinds) -> Iterator[Callable]:  # what brings back the content of `o`, itself left where it is
+    if id(o) in seen or isinstance(o, (str, bytes, int, float, bool, type(None), type)): return
+    if isinstance(o, kinds): yield from _attributes(o, seen, kinds)
+    elif isinstance(o, tuple):
+        for v in o: yield from _content(v, seen, kinds)
+    elif kind := next((k for k in (OrderedDict, dict, list, set, deque) if isinstance(o, k)), None):
+        seen[id(o)], old = o, kind(o)
+        for v in old.values() if isinstance(old, dict) else old: yield from _content(v, seen, kinds)
+        def back():  # by the methods of `kind`: those of a subclass may do other things, or be forbidden
+            kind.clear(o)
+            (kind.update if isinstance(old, (dict, set)) else kind.extend)(o, old)
+        yield back
+    else:
+        seen[id(o)] = o
+        back = _simple(o)
+        if back is not None: yield back
+
+
+def _simple(o: Any) -> Any:  # what brings it back, or None
+    if isinstance(o, Tensor): return _tensor(o)
+    if isinstance(o, np.ndarray):
+        array = o.copy()
+        return (lambda: np.copyto(o, array)) if o.flags.writeable else None
+    if isinstance(o, np.random.Generator): return partial(setattr, o.bit_generator, 'state', o.bit_generator.state)
+    if isinstance(o, (torch.Generator, np.random.RandomState)): return partial(o.set_state, o.get_state())
+    if isinstance(o, random.Random): return partial(o.setstate, o.getstate())
+    if hasattr(o, 'state_dict') and hasattr(o, 'load_state_dict'):
+        return partial(o.load_state_dict, deepcopy(o.state_dict()))
+
+
+def _tensor(o):
+    if nn.parameter.is_lazy(o): raise ValueError(
+        "the model has lazy parameters, which get their shape from the first batch and cannot be made lazy again: call "
+        "`learn.validate()`, or the model with a batch, before")
+    data, leaf, wanted = o.detach(), o.is_leaf, o.requires_grad
+    places = _places(data)
+    content, grad = places.clone(), o.grad if leaf else None
+    grad_back = None if grad is None else _tensor(grad)
+    def back():
+        with torch.no_grad(): places.copy_(content)
+        o.data = data  # the memory it was in, also if it has been moved since, or has another shape or type
+        if not leaf: return
+        if not o.is_leaf: o.detach_()
+        if grad_back: grad_back()
+        o.grad, o.requires_grad = grad, wanted
+    return back
+
+
+def _places(t):  # `t` with each place in memory once, which expanded dimensions repeat: they cannot be written to
+    if t.layout is not torch.strided or 0 not in t.stride(): return t
+    return t[tuple(slice(1) if step == 0 else slice(None) for step in t.stride())]
