@@ -42,8 +42,8 @@ from learner.callbacks.progress import ProgressCallback
 from learner.display import TerminalLive
 from learner.optim import Adam
 from tests.bench.peers import peers
-from tests.bench.work import (by_hand, calls_per_batch, cross_entropy, image_loader, image_net, mse_loss, ready_batches,
-                              small_net)
+from tests.bench.work import (by_hand, calls_per_batch, cross_entropy, digits_net, image_loader, image_net, mse_loss,
+                              ready_batches, ready_digits, small_net)
 
 n_rounds = 30
 results = Path(__file__).with_name('results.md')
@@ -56,6 +56,7 @@ the work says otherwise.
 """
 small = small_net, mse_loss, ready_batches, 1
 images = image_net, cross_entropy, image_loader, 3
+digits = digits_net, cross_entropy, ready_digits, 1
 
 
 # ---- what is compared
@@ -73,6 +74,18 @@ def fits(opt_func, work, k, cbs=None):  # the same by a Learner
     net, loss_func, loader, n_epoch = work
     learn = Learner((loader(k), None), net(), loss_func, opt_func, lr=1e-3, cbs=cbs)
     return lambda: learn.fit(n_epoch)
+
+
+def one_cycles(opt_func, work, k):  # with a schedule of learning rate and momentum
+    net, loss_func, loader, n_epoch = work
+    learn = Learner((loader(k), None), net(), loss_func, opt_func, lr=1e-3)
+    return lambda: learn.fit_one_cycle(n_epoch)
+
+
+def finds(opt_func, work, k):  # a sweep of learning rates over `k` batches, from its snapshot to its suggestion
+    net, loss_func, loader, _ = work
+    learn = Learner((loader(k), None), net(), loss_func, opt_func, lr=1e-3)
+    return lambda: learn.lr_find(num_it=k, stop_div=False, show_plot=False, suggest_funcs=None)
 
 
 class TerminalBar(ProgressCallback):
@@ -97,6 +110,9 @@ def own_pairs():
         Pair("ready batches, AdamW by hand, our Adam", partial(hand, AdamW, small), partial(fits, Adam, small), .85),
         Pair("images, SGD", partial(hand, SGD, images), partial(fits, SGD, images), .6, 79, 3),
         Pair("images, AdamW by hand, our Adam", partial(hand, AdamW, images), partial(fits, Adam, images), .5, 79, 3),
+        Pair("ready batches, our Adam in both, one cycle", partial(hand, Adam, small), partial(one_cycles, Adam, small)),
+        Pair("lr_find of 100 iterations, our Adam in both", partial(hand, Adam, digits), partial(finds, Adam, digits),
+             1.15, 100),
         Pair("ready batches, SGD, 10 idle callbacks, to a Learner without", learn_sgd,
              partial(learn_sgd, cbs=[Callback]*10), 1.)]
 

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
-__all__ = ['cross_entropy', 'mse_loss', 'small_net', 'ready_batches', 'image_net', 'image_loader', 'by_hand', 'calls',
-           'calls_per_batch']
+__all__ = ['cross_entropy', 'mse_loss', 'small_net', 'ready_batches', 'image_net', 'image_loader', 'digits_net',
+           'ready_digits', 'by_hand', 'calls', 'calls_per_batch']
 
 
 def small_net():
@@ -29,6 +29,21 @@ def image_net():
     "A network of one layer, 7,850 parameters in 2 tensors, for images of 28×28 and 10 classes"
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+
+
+def digits_net():
+    "The network of `make demo`, 28,938 parameters in 11 tensors, for images of 8×8 and 10 classes"
+    torch.manual_seed(0)
+    def conv(n_in, n_out):
+        return nn.Sequential(nn.Conv2d(n_in, n_out, 3, padding=1, bias=False), nn.BatchNorm2d(n_out), nn.ReLU())
+    return nn.Sequential(conv(1, 32), conv(32, 32), nn.MaxPool2d(2), conv(32, 64), nn.MaxPool2d(2),
+                         nn.Flatten(), nn.Dropout(.3), nn.Linear(64*2*2, 10))
+
+
+def ready_digits(n: int, bs: int = 64):
+    "A list of `n` batches for `digits_net`"
+    g = torch.Generator().manual_seed(1)
+    return [(torch.rand(bs, 1, 8, 8, generator=g), torch.randint(10, (bs,), generator=g)) for _ in range(n)]
 
 
 def image_loader(n: int, bs: int = 64):
