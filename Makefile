@@ -33,11 +33,11 @@ clean:
 # ---- environments: reused while what they are made from is unchanged, made anew if their making was interrupted
 
 .venv/.ok: constraints.txt
-.venv/.ok: packages = -c constraints.txt -e '.[dev]'
+.venv/.ok: packages = -c constraints.txt -e '.[dev,examples]'
 .venv-interop/.ok: constraints.txt
 .venv-interop/.ok: packages = -c constraints.txt -e '.[dev,interop]'
 .venv-floors/.ok: constraints-floors.txt
-.venv-floors/.ok: packages = -c constraints-floors.txt -e '.[dev]'
+.venv-floors/.ok: packages = -c constraints-floors.txt -e '.[dev,examples]'
 
 .venv/.ok .venv-interop/.ok .venv-floors/.ok: settings.ini setup.py pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < tuple(map(int, "$(MIN_PYTHON)".split("."))))' || { \
