@@ -19,6 +19,8 @@ from torch.optim import Optimizer as TorchOptimizer
 
 __all__ = ['kept']
 
+containers: Any = OrderedDict, dict, list, set, deque
+
 
 @contextmanager
 def kept(
@@ -39,8 +41,8 @@ def kept(
 def _attributes(o, seen, kinds) -> Iterator[Callable]:
     seen[id(o)], attrs = o, vars(o)
     old = dict(attrs)
-    tensors = [*o.parameters(recurse=False), *o.buffers(recurse=False)] if isinstance(o, nn.Module) else []
-    for v in [*tensors, *old.values()]: yield from _content(v, seen, kinds)  # a script module has tensors elsewhere
+    parts = [*o.parameters(False), *o.buffers(False), *o.children()] if isinstance(o, nn.Module) else []
+    for v in [*parts, *old.values()]: yield from _content(v, seen, kinds)  # a script module has its parts elsewhere
     def back():
         attrs.clear()
         attrs.update(old)
@@ -52,7 +54,7 @@ def _content(o, seen, kinds) -> Iterator[Callable]:  # what brings back the cont
     if isinstance(o, kinds): yield from _attributes(o, seen, kinds)
     elif isinstance(o, tuple):
         for v in o: yield from _content(v, seen, kinds)
-    elif kind := next((k for k in (OrderedDict, dict, list, set, deque) if isinstance(o, k)), None):
+    elif kind := next((k for k in containers if isinstance(o, k)), None):
         seen[id(o)], old = o, kind(o)
         for v in old.values() if isinstance(old, dict) else old: yield from _content(v, seen, kinds)
         def back():  # by the methods of `kind`: those of a subclass may do other things, or be forbidden

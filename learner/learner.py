@@ -183,7 +183,7 @@ class Learner(Host):
         self._stop.requested = False
         raise KeyboardInterrupt("stopped when the fit was over" if not self.stage else
             f"stopped in epoch {self.epoch+1} of {self.n_epoch}, after {self.stage} batch {self.iter+1} "
-            f"of {self.n_iter or '?'}; a new `fit` trains on from the present weights")
+            f"of {self.n_iter or '?'}{'; a new `fit` goes on from the present weights'*(self.run_kind == 'fit')}")
 
     def one_batch(self,
         i: int,  # its number in the phase

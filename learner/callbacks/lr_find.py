@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 from fastcore.basics import patch
 from fastcore.foundation import L
 
@@ -23,6 +24,7 @@ from ..hypers import Hypers, per_group
 from ..keep import kept
 from ..learner import Learner
 from ..loader import untouched
+from ..modes import choose_device
 from ..optim import Optimizer
 from ..plot import plot_lr_find, show_figure
 from ..schedules import sched_exp
@@ -102,13 +104,14 @@ def slide(
 class LRFinder(Callback):
     """Trains with ever higher learning rates, one an iteration, until the loss diverges or is no number any more
 
-    Raises: ValueError at the start if the rates do not rise, or are not one for each group.
+    Raises: ValueError or TypeError at the start if the rates do not rise, or are not one for each group.
     Order: late, as the schedules, which take no part in it."""
     order = 60
     run_valid = False
     run_in = {'lr_find'}
     unique = True
     bad = False       # was the last loss no number?
+    low = math.inf    # lowest loss, smoothed
     diverged = False  # is the loss, smoothed, above its lowest value by more than three times that?
     shown: Any = None  # the ProgressCallback that shows the bar
 
@@ -119,7 +122,7 @@ class LRFinder(Callback):
         stop_div: bool = True,    # stop once the loss diverges
     ):
         self.start_lr, self.end_lr, self.num_it, self.stop_div = start_lr, end_lr, num_it, stop_div
-        self.i, self.average, self.lrs = 0, 0., np.empty((0, 1))
+        self.i, self.smooth, self.lrs = 0, 0., np.empty((0, 1))
         self.losses, self.rows = [], []  # smoothed losses, and the iterations that gave them
 
     def before_fit(self):
@@ -148,17 +151,18 @@ class LRFinder(Callback):
         if (loss := self.learn.loss) is not None: self._add(float(loss))  # waits for a GPU: a NaN shall stop at once
         self.i += 1
         if self.shown and perf_counter() >= self.shown.due: self._update(self.shown)
-        if self.agree(self.i >= self.num_it or self.bad or self.stop_div and self.diverged): raise CancelFitException
+        stop = self.agree(self.bad or self.stop_div and self.diverged)
+        if stop or self.i >= self.num_it: raise CancelFitException
 
     def _add(self, loss):
         self.bad = not math.isfinite(loss)
         if self.bad: return
-        self.average = .98*self.average + .02*loss  # fastai's average of losses
-        smooth = self.average/(1-.98**(len(self.losses)+1))
-        self.losses.append(smooth)
         self.rows.append(self.i)
-        low = min(self.low, smooth) if len(self.losses) > 1 else smooth
-        self.low, self.diverged = low, self.i > self.num_it//10 and smooth-low > 3*abs(low)
+        # fastai's debiased average, so written that the average of equal losses is exactly that loss
+        self.smooth += .02/(1-.98**len(self.rows))*(loss-self.smooth)
+        self.losses.append(self.smooth)
+        self.low = min(self.low, self.smooth)
+        self.diverged = self.i > self.num_it//10 and self.smooth-self.low > 3*abs(self.low)
 
     def after_train(self): raise CancelEpochException  # no validation; the next epoch goes on with the sweep
 
@@ -181,7 +185,9 @@ def no_trace(
     The training loader is iterated as a fork, by workers of its own.
     Raises: ValueError if the model has lazy parameters."""
     dls, own = learn.dls, learn.dls.train
-    with untouched(own), kept(learn, own.dl, whole=(Learner, Callback, Optimizer, Hypers)):
+    stateful = [own.dl] if hasattr(own.dl, 'state_dict') else []  # a loader that keeps its own position
+    if choose_device(dls.device, learn.model).type == 'cuda': torch.cuda.init()  # else its random stream is not kept
+    with untouched(own), kept(learn, *stateful, whole=(Learner, Callback, Optimizer, Hypers)):
         learn._dls, learn._metrics = copy(dls), L()
         learn._dls.loaders = [own.fork(), *dls.loaders[1:]]
         yield
@@ -203,11 +209,15 @@ def lr_find(self: Learner,
     _check(num_it, self.dls.train.dl)
     check_fit(self, 1, 0, None)
     finder = LRFinder(start_lr, end_lr, num_it, stop_div)
-    with fit_frame(self):
-        with no_trace(self):
-            self.n_epoch, self.epoch, self.n_steps = num_it, 0, None
-            self._fit('lr_find', None, None, finder, False)
-        if self._stop.requested: self._obey_stop()  # it came while things were put back
+    try:
+        with fit_frame(self):
+            with no_trace(self):
+                self.n_epoch, self.epoch, self.n_steps = num_it, 0, None
+                self._fit('lr_find', None, None, finder, False)
+            if self._stop.requested: self._obey_stop()  # it came while things were put back
+    except KeyboardInterrupt as e:
+        e.add_note(f"lr_find: after {finder.i} of {num_it} iterations; the Learner is as it was before")
+        raise
     lrs, losses = finder.lrs[finder.rows], finder.losses
     found = _suggested([] if suggest_funcs is None else L(suggest_funcs), lrs, np.array(losses), num_it)
     points = {name: point for name, point in found.items() if point}
