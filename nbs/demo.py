@@ -1,6 +1,6 @@
 """Trains a small convolutional network to read handwritten digits; `make demo` runs it.
 
-What it leaves behind is in runs/demo: history.csv, loss.png and weights.pth."""
+What it leaves behind is in runs/demo: history.csv, loss.png, lr_find.png and weights.pth."""
 from pathlib import Path
 
 import torch
@@ -9,7 +9,7 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from learner import Callback, CSVLogger, DataLoaders, Learner, accuracy, set_seed
+from learner import CSVLogger, DataLoaders, Learner, accuracy, set_seed, steep
 
 set_seed(42)
 torch.set_num_threads(1)  # a network this small gains nothing from threads, and loses much when other programs run
@@ -31,18 +31,16 @@ model = nn.Sequential(conv(1, 32), conv(32, 32), nn.MaxPool2d(2), conv(32, 64), 
                       nn.Flatten(), nn.Dropout(.3), nn.Linear(64*2*2, 10))
 
 
-class SlowDown(Callback):
-    "Takes the last third of the epochs in smaller steps: a method named after an event is called at it"
-    def before_epoch(self):
-        if self.epoch == self.n_epoch*2//3: self.opt.set_hyper('lr', self.lr/10)
+learn = Learner(dls, model, nn.CrossEntropyLoss(), metrics=accuracy, cbs=CSVLogger, path=out)
 
-
-learn = Learner(dls, model, nn.CrossEntropyLoss(), lr=2e-3, metrics=accuracy, cbs=[SlowDown, CSVLogger], path=out)
-print(f'Training on {len(dls.train_ds)} images of handwritten digits, 15 epochs', flush=True)
-learn.fit(15)
+# Try learning rates from 1e-7 to 10; the network is afterwards as it was.
+lr = learn.lr_find(suggest_funcs=steep, show_plot=False).steep
+print(f'Training on {len(dls.train_ds)} images of handwritten digits, 12 epochs, learning rate up to {lr:.2g}', flush=True)
+learn.fit_one_cycle(12, lr)
 
 learn.recorder.plot_loss(log=True).figure.savefig(out/'loss.png')
+learn.recorder.plot_lr_find().figure.savefig(out/'lr_find.png')
 torch.save(learn.model.state_dict(), out/'weights.pth')
 test = learn.validate(dl=DataLoader(TensorDataset(x_test, y_test), 64))
 print(f"\nTest accuracy: {test['accuracy']:.2%} of {len(y_test)} images that the network had never seen")
-print(f'{out} holds history.csv, loss.png and weights.pth')
+print(f'{out} holds history.csv, loss.png, lr_find.png and weights.pth')

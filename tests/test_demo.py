@@ -29,9 +29,9 @@ def test_demo_prints_plain_lines(demo):
     done, _ = demo
     first, head, *rows = done.stdout.partition('\n\n')[0].splitlines()
 
-    assert first == 'Training on 1294 images of handwritten digits, 15 epochs'
+    assert first == 'Training on 1294 images of handwritten digits, 12 epochs, learning rate up to 0.0071'
     assert head.split() == ['epoch', 'train_loss', 'valid_loss', 'accuracy', 'time']
-    assert [int(row.split()[0]) for row in rows] == list(range(15))
+    assert [int(row.split()[0]) for row in rows] == list(range(12))
     assert not re.search(r'[\x00-\x09\x0b-\x1f\x7f]', done.stdout) and not done.stderr
 
 
@@ -44,14 +44,14 @@ def test_demo_learns(demo):
     assert float(accuracy) >= 98 and n == '360'
 
 
-def test_demo_leaves_three_files(demo):
-    "The history has a row an epoch, the picture is one, and the weights open without running any code in them"
+def test_demo_leaves_four_files(demo):
+    "The history has a row an epoch, the pictures are some, and the weights open without running any code in them"
     _, folder = demo
 
     with open(folder/'history.csv', newline='', encoding='utf-8') as f: rows = list(csv.DictReader(f))
     weights = torch.load(folder/'weights.pth', weights_only=True)
 
-    assert sorted(p.name for p in folder.iterdir()) == ['history.csv', 'loss.png', 'weights.pth']
-    assert [row['epoch'] for row in rows] == [str(i) for i in range(15)] and float(rows[-1]['accuracy']) > .95
-    assert (folder/'loss.png').read_bytes().startswith(b'\x89PNG')
+    assert sorted(p.name for p in folder.iterdir()) == ['history.csv', 'loss.png', 'lr_find.png', 'weights.pth']
+    assert [row['epoch'] for row in rows] == [str(i) for i in range(12)] and float(rows[-1]['accuracy']) > .95
+    assert all((folder/name).read_bytes().startswith(b'\x89PNG') for name in ('loss.png', 'lr_find.png'))
     assert weights['7.weight'].shape == (10, 256)
