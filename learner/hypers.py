@@ -66,7 +66,8 @@ class Hypers(MutableMapping):
         key, at = opt.places[name]
         for g in (opt.opt.param_groups[k] for k in self.own):
             x = g['opts'][name] if name in g['opts'] else float(v)*g['opts'].get(f'{name}_mult', 1.)
-            g[key] = x if at is None else tuple(x if k == at else b for k, b in enumerate(g[key]))
+            if isinstance(g[key], Tensor): g[key].fill_(x)  # it stays one: a compiled or captured step reads it there
+            else: g[key] = x if at is None else tuple(x if k == at else b for k, b in enumerate(g[key]))
 
 
 class Reading(NamedTuple):

@@ -86,9 +86,10 @@ class Optimizer:
         "The hyper-parameters now; without a look at what they mean, since it is done for every batch"
         groups = self.opt.param_groups
         raw = [groups[k][key] if at is None else groups[k][key][at] for k, key, at in self._reads]
-        if self._tensors or not self._last or self._last.layout is not self._layout or raw != self._last.raw:
-            # a tensor is changed in place, also by a schedule
-            raw = [v.clone() if isinstance(v, Tensor) else v for v in raw] if self._tensors else raw
+        tensors = Tensor in map(type, raw)
+        if tensors or not self._last or self._last.layout is not self._layout or raw != self._last.raw:
+            # torch's schedulers change a tensor in place
+            raw = [v.clone() if isinstance(v, Tensor) else v for v in raw] if tensors else raw
             self._last = Reading(raw, self._layout)
         return self._last
 
@@ -97,7 +98,6 @@ class Optimizer:
         readers = [h.readers[n] for n in self.places for h in self.hypers]
         self._reads = [(k, *place) for k, place, _ in readers]
         self._layout = tuple(self.places), [mult for _, _, mult in readers]
-        self._tensors = any(isinstance(g[key], Tensor) for g in self.opt.param_groups for _, key, _ in self._reads)
 
     def regroup(self,
         by_decay: bool,  # do parameters with another decay stand apart? While it is 0 that would only cost time
@@ -109,8 +109,11 @@ class Optimizer:
         for i, ps in enumerate(self.param_lists):
             for p in ps:
                 opts = {k: v for k, v in self.opts[p].items() if by_decay or k != 'wd_mult'}
-                g = new.setdefault((i, *sorted(opts.items())), {**old[p], 'params': [], 'group': i, 'opts': opts})
-                g['params'].append(p)
+                key = i, *sorted(opts.items())
+                if key not in new:
+                    kept = {k: v.clone() if isinstance(v, Tensor) else v for k, v in old[p].items()}  # each its own
+                    new[key] = {**kept, 'params': [], 'group': i, 'opts': opts}
+                new[key]['params'].append(p)
         self.opt.param_groups[:] = new.values()
         self._find()
         self._by_decay = by_decay

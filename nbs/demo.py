@@ -35,7 +35,8 @@ learn = Learner(dls, model, nn.CrossEntropyLoss(), metrics=accuracy, cbs=CSVLogg
 
 # Try learning rates from 1e-7 to 10; the network is afterwards as it was.
 lr = learn.lr_find(suggest_funcs=steep, show_plot=False).steep
-print(f'Training on {len(dls.train_ds)} images of handwritten digits, 12 epochs, learning rate up to {lr:.2g}', flush=True)
+print(f'Training on {len(dls.train_ds)} images of handwritten digits, 12 epochs, learning rate up to {lr:.2g}',
+      flush=True)
 learn.fit_one_cycle(12, lr)
 
 learn.recorder.plot_loss(log=True).figure.savefig(out/'loss.png')

@@ -83,7 +83,8 @@ def fine_tune(self: Learner,
 
     Raises: ValueError with the table of groups if there is only one."""
     phases = [(freeze_epochs, slice(base_lr), .99, 25.), (epochs, slice(base_lr/2/lr_mult, base_lr/2), pct_start, div)]
-    n_groups, scheds, begin = len(current_opt(self).hypers), [], 0
+    if (n_groups := len((opt := current_opt(self)).hypers)) == 1 and freeze_epochs: opt.freeze()  # raises
+    scheds, begin = [], 0
     for n, lr, pct, start_div in phases:
         lrs = np.array(per_group(lr, n_groups))
         if n: scheds.append(ParamScheduler(

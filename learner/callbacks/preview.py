@@ -55,6 +55,8 @@ def _stand_ins(learn, opt):  # what schedules may change: an optimizer like `opt
     with ExitStack() as stack:
         learn.create_opt()
         for new, old in zip(learn.opt.hypers, opt.hypers): new.update(old)
+        groups = zip(learn.opt.opt.param_groups, opt.opt.param_groups)
+        for new, old in groups: new.update({**old, **new})  # what torch's schedulers note there
         set_rates(learn)
         for cb in (cbs := _schedulers(learn)):
             if isinstance(make := getattr(cb, 'make', None), LRScheduler):

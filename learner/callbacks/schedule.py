@@ -29,14 +29,14 @@ def steps_of(
     """A place in a fit as a number of optimizer steps
 
     Raises: ValueError if it is none of these, or cannot be known without the length of an epoch."""
-    text = re.fullmatch(r'(\d+(?:\.\d+)?)(it|ep)', when) if isinstance(when, str) else None
-    if text and text[2] == 'it' and text[1].isdigit(): return int(text[1])
+    text = re.fullmatch(r'(\d+)it|(\d+(?:\.\d+)?)ep', when) if isinstance(when, str) else None
+    if text and text[1]: return int(text[1])
     if not text and not (isinstance(when, (int, float)) and 0 <= when <= 1): raise ValueError(
         f"{when!r} is no place in a fit: give a fraction from 0 to 1, '500it' (optimizer steps) or '2ep' (epochs)")
     if when == 0: return 0
     if per_epoch is None: raise ValueError("the training loader has no length, so the schedule cannot know how long an "
                                            "epoch is: `n_steps=…`, of every fit method, says how many steps it has")
-    return round(float(text[1])*per_epoch if text else float(when)*per_epoch*n_epoch)
+    return round(float(text[2])*per_epoch if text else float(when)*per_epoch*n_epoch)
 
 
 class Scheduler(Callback):
@@ -51,7 +51,7 @@ class Scheduler(Callback):
         "Optimizer steps that an epoch has"
         return self.n_steps or self.dls.train.n_batches
 
-    def steps_done(self) -> int:  # 0 at the start of a fit, but for the steps of skipped epochs
+    def _steps_done(self) -> int:  # 0 at the start of a fit, but for the steps of skipped epochs
         """Optimizer steps that this fit should have made by now
 
         Raises: ValueError if that needs the length of an epoch, and it is unknown."""
@@ -76,7 +76,7 @@ class ParamScheduler(Scheduler):
     peers: Any = ()            # all ParamSchedulers of the fit, in order; the last one writes what they have made of it
     written: Any = None        # what it has written, by name
     reading: Any = None        # and what the optimizer then had
-    said = cancelled = to_end = False
+    said = cancelled = _to_end = False
 
     def __init__(self,
         scheds: Mapping[str, Callable]|None = None,   # a function of `by` for each hyper-parameter: its value
@@ -101,11 +101,11 @@ class ParamScheduler(Scheduler):
         self.set_to, self.scaled_by, n = {}, {}, self.per_epoch()
         self.begins = steps_of(self.begin, n, self.n_epoch)
         self.ends = math.inf if self.end == 1 and self.by != 'pos' else steps_of(self.end, n, self.n_epoch)
-        self.to_end = n is not None and self.ends == steps_of(1, n, self.n_epoch)
-        if self.n_epoch and self.begins >= self.ends: raise ValueError(f"{self}: from step {self.begins} on and until step {self.ends} "
-                                                      "there is no step in this fit")
+        self._to_end = n is not None and self.ends == steps_of(1, n, self.n_epoch)
+        if self.n_epoch and self.begins >= self.ends: raise ValueError(
+            f"{self}: from step {self.begins} on and until step {self.ends} there is no step in this fit")
         old = [cb for cb in self.learn.ordered if isinstance(cb, ParamScheduler) and cb is not self and cb.start]
-        self.first = old[0].first if old else self.learn.n_step-self.steps_done()
+        self.first = old[0].first if old else self.learn.n_step-self._steps_done()
         self.start = old[0].start if old else {n: [h[n] for h in self.opt.hypers] for n in self.opt.places}
         peers = [cb for cb in self.learn.ordered if isinstance(cb, ParamScheduler) and cb.start]
         for cb in peers: cb.peers = peers
@@ -135,11 +135,12 @@ class ParamScheduler(Scheduler):
         i = self.learn.n_step-self.first
         if i == self.step_i: return  # no step since, as while gradients are accumulated
         self.step_i = i
-        if self.begins <= i < self.ends:
-            x, self.acted_at = self._x(i), i
+        last = i if i < self.ends else self.ends-1  # the end of one that was over before the fit, or this one, began
+        if self.begins <= last != self.acted_at:
+            x, self.acted_at = self._x(last), last
             for name, f in self.scheds.items(): self.set_to[name] = self._each(name, f(x))
             for name, f in self.factors.items(): self.scaled_by[name] = self._each(name, f(x))
-        elif i == self.ends and self.to_end: warn(
+        if i == self.ends and self._to_end: warn(
             f"{self}: was made for {i} steps, and the fit goes on: it stays at the end; `n_steps=…` says how many "
             "steps an epoch has")
         if self.peers[-1] is self: self._write()
@@ -147,7 +148,8 @@ class ParamScheduler(Scheduler):
     def _x(self, i):
         if self.by == 'pos': return (i-self.begins)/max(1, self.ends-1-self.begins)  # the last one is at 1
         if self.by == 'step': return i-self.begins
-        return self.epoch - (self.begins//n if (n := self.per_epoch()) else 0)
+        n, epoch = self.per_epoch(), self.epoch
+        return (epoch if i == self.step_i else i//n) - self.begins//n if n else epoch
 
     def _write(self):  # what all of them together have made of it
         opt, peers, now = self.learn.opt, self.peers, {}
@@ -175,7 +177,7 @@ class ParamScheduler(Scheduler):
     def after_cancel_fit(self): self.cancelled = True
 
     def after_fit(self):
-        if self.cancelled or not self.to_end: return
+        if self.cancelled or not self._to_end: return
         done, n = self.learn.n_step-self.first, self.ends
         if done < .9*n: warn(  # .9: steps that a loss scaler skips are no fault of the plan
             f"{self}: was made for {n} steps, but the fit took {done}, so its end was not reached; `n_steps=…` says "

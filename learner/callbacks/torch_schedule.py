@@ -12,6 +12,8 @@ from .schedule import Scheduler
 
 __all__ = ['TorchScheduler']
 
+by_group = {'max_lr', 'base_lr', 'min_lr', 'max_momentum', 'base_momentum', 'lr_lambda'}  # may be lists of one each
+
 
 class TorchScheduler(Scheduler):
     """Steps a scheduler of torch's: after each step of the optimizer, or after each epoch
@@ -45,7 +47,7 @@ class TorchScheduler(Scheduler):
                 f"TorchScheduler: {self.make} returned a `{type(self.sched).__name__}`, no scheduler of torch's")
         by_step = isinstance(self.sched, (OneCycleLR, CyclicLR))
         self.steps = (self.by or ('step' if by_step else 'epoch')) == 'step'
-        n, done = (self.per_epoch(), self.steps_done()) if self.steps else (1, self.epoch)
+        n, done = (self.per_epoch(), self._steps_done()) if self.steps else (1, self.epoch)
         skipped = 0 if self.sched is self.make else done
         self._check((n or 0)*self.n_epoch - done + skipped)
         with quiet():
@@ -73,18 +75,21 @@ class TorchScheduler(Scheduler):
             f"partial({f.__name__}, cycle_momentum=False) leaves it so")
         n = self.per_epoch()
         by_step = self.by == 'step' or self.by is None and f in (OneCycleLR, CyclicLR)
-        total = n and n*self.n_epoch if by_step else self.n_epoch
-        wanted = dict(max_lr=[g['lr'] for g in self.opt.opt.param_groups], total_steps=total, T_max=total)
+        n_epoch = max(1, self.n_epoch)  # torch's classes plan for one step at least
+        total = n and n*n_epoch if by_step else n_epoch
+        groups, n_groups = self.opt.opt.param_groups, len(self.opt.hypers)
+        wanted = dict(max_lr=[g['lr'] for g in groups], total_steps=total, T_max=total)
         if given.keys() & {'epochs', 'steps_per_epoch'}: del wanted['total_steps']
         needs = {k: v for k, v in wanted.items() if k in takes and k not in given}
         if any(v is None for v in needs.values()): raise ValueError(
             f"the training loader has no length, and {f.__name__} needs one: give the fit `n_steps=…`")
-        return needs
+        lists = {k: v for k, v in given.items() if k in by_group and isinstance(v, list) and len(v) == n_groups}
+        return needs | {k: [v[g['group']] for g in groups] for k, v in lists.items()}  # torch's groups may be more
 
     def _check(self, ahead):  # how many steps the scheduler is to make
-        total, end = getattr(self.sched, 'total_steps', None), self.sched.last_epoch+ahead
-        if total and total < end: raise ValueError(f"{type(self.sched).__name__}: `total_steps` is {total}, but this "
-                                                   f"fit goes on to step {end}: give the class without it")
+        total = getattr(self.sched, 'total_steps', None)
+        if total and total < (end := self.sched.last_epoch+ahead): raise ValueError(
+            f"{type(self.sched).__name__}: `total_steps` is {total}, but this fit has {end}: give the class without it")
         if not isinstance(self.sched, ReduceLROnPlateau): return
         if self.steps: raise ValueError("ReduceLROnPlateau watches a column of the table, so it goes by='epoch'")
         names = self.recorder.metric_names if hasattr(self.learn, 'recorder') else []

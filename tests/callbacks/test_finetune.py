@@ -58,7 +58,7 @@ def test_freeze_to(n, groups):
     assert [any(flags) for flags in frozen(learn)] == list(map(bool, groups))
 
 @pytest.mark.parametrize('act', [lambda learn: learn.freeze(), lambda learn: learn.freeze_to(1),
-                                 lambda learn: learn.fine_tune(1)])
+                                 lambda learn: learn.fine_tune(1), lambda learn: learn.simulate_sched('fine_tune', 1)])
 def test_one_group_cannot_be_frozen(act):
     "Freezing a model of one group is an error that shows the groups and says what makes several; nothing is trained"
     counts = Counts()
