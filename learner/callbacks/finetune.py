@@ -99,7 +99,8 @@ class BnFreeze(Callback):
     """Keeps the running statistics of frozen normalisation layers as they are: it leaves them in eval while training
 
     A layer is frozen if its parameters are; one without parameters, if all of the module around it are. With the
-    Learner's default `train_bn=True` `freeze` leaves such layers trainable: give `train_bn=False` too.
+    Learner's default `train_bn=True` `freeze` leaves such layers trainable: give `train_bn=False` too. What `unfreeze`
+    makes trainable moves on; parameters frozen by hand and left out by the splitter (`trainable_params`) stay.
     Order: after TrainEvalCallback, which switches the model to train."""
     order = -9
     modes: Any = None  # of the layers that are kept in eval, before
