@@ -308,7 +308,8 @@ def test_fastai(case):
 def test_fastai_combined(case, pct, parts, f):
     "Combined schedules give fastai's values, which has the position within a part in single precision"
     pct = np.float32(pct)
-    def single(pos): return parts[0](float(pos/pct)) if pos < pct else parts[1](float((pos-pct)/(1-pct)))
+    rest = np.float32(1)-pct
+    def single(pos): return parts[0](float(pos/pct)) if pos < pct else parts[1](float((pos-pct)/rest))
 
     close([single(np.float32(p)) for p in case['pos']], case['value'], rtol=1e-9)
     close([f(p) for p in case['pos']], case['value'], rtol=1e-6)
