@@ -26,12 +26,12 @@ from .skmetrics import (APScoreBinary, APScoreMulti, BalancedAccuracy, BrierScor
 from .callbacks.recorder import Recorder, Row
 from .callbacks.progress import CSVLogger, ProgressCallback, ShowGraphCallback
 from .callbacks.schedule import ParamScheduler, Scheduler
+from .callbacks import fits as fits, preview as preview  # they add methods to the Learner
 from .callbacks.torch_schedule import TorchScheduler
 from .callbacks.lr_find import LRFinder, minimum, slide, steep, valley
 from .callbacks.finetune import BnFreeze, FreezeUntil
 from .models import xresnet18, xresnet34, xresnet50
 from .transfer import (AdaptiveConcatPool2d, apply_init, create_body, create_head, has_pool_type, init_head)
-from .callbacks import preview as preview  # adds methods to the Learner
 from .callbacks.show import outline
 from .display import Live, new_live, set_display, show_table
 from .plot import plot_hypers, plot_loss, plot_lr_find

@@ -99,10 +99,14 @@ class Host(LoopState):
         self.cbs.append(cb)
         vars(self)[cb.name] = cb
         if self.run_kind: self._resolve()
-        for scope in [*self._scopes(inner=True)][::-1]:
-            before, _, _, cleanup = events_of[scope[0]]
-            scope[2] += [h for h in self._handlers[cleanup] if h[0] is cb and self._acts(cb, cleanup)]
-            self._fire(before, [h for h in self._handlers[before] if h[0] is cb])
+        try:
+            for scope in [*self._scopes(inner=True)][::-1]:
+                before, _, _, cleanup = events_of[scope[0]]
+                scope[2] += [h for h in self._handlers[cleanup] if h[0] is cb and self._acts(cb, cleanup)]
+                self._fire(before, [h for h in self._handlers[before] if h[0] is cb])
+        except Exception as e:
+            if not isinstance(e, CancelException): self.remove_cb(cb)  # it cannot join
+            raise
         return self
 
     def remove_cbs(self, cbs: Any) -> Self:  # callbacks, or classes: all of their instances

@@ -30,8 +30,13 @@ def value_at(group: dict, place: tuple[str, int|None]) -> float:
 
 def per_group(v, n: int) -> list[float]:
     "`v` for each of `n` groups: a number is for all, `slice(a, b)` geometric, `slice(b)` `b/10` for all but the last"
-    if not isinstance(v, slice): return [float(x) for x in np.ravel(v)] if np.ndim(v) else [float(v)]*n
-    if v.stop is None or v.start == 0: raise ValueError(f"{v}: give `slice(a, b)` with both above 0, or `slice(b)`")
+    if not isinstance(v, slice):
+        if type(v).__name__ == 'SuggestedLRs' and len(v) == 1: v = v[0]  # of `lr_find`
+        elif hasattr(v, '_fields'): raise TypeError(f"{v}: give one of {', '.join(v._fields)}")
+        if (a := np.asarray(v)).dtype.kind not in 'fiu' or a.ndim > 1: raise TypeError(f"{v!r} is no number, or list")
+        return [float(x) for x in a] if a.ndim else [float(v)]*n
+    if v.stop is None or v.start == 0 or v.step is not None:
+        raise ValueError(f"{v}: give `slice(a, b)` with both above 0, or `slice(b)`")
     firsts = [v.start*(v.stop/v.start)**(i/(n-1)) for i in range(n-1)] if v.start else [v.stop/10]*(n-1)
     return [*firsts, float(v.stop)]
 
@@ -89,7 +94,7 @@ def stack_readings(
     "Readings as arrays; NaN for those of an optimizer with other names or groups than the last one's"
     if not readings: return {}
     (names, mults), n = readings[-1].layout, len(readings)
-    raw = np.full((n, len(mults)), math.nan)
-    for i, r in enumerate(readings):
-        if r.layout[0] == names and len(r.layout[1]) == len(mults): raw[i] = np.array(r.raw, dtype=float)/r.layout[1]
+    fits = np.array([r.layout[0] == names and len(r.layout[1]) == len(mults) for r in readings])
+    alike, raw = [r for r, fit in zip(readings, fits) if fit], np.full((n, len(mults)), math.nan)
+    raw[fits] = np.array([r.raw for r in alike], dtype=float)/np.array([r.layout[1] for r in alike])
     return {name: values.T for name, values in zip(names, raw.T.reshape(len(names), -1, n))}

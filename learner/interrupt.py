@@ -13,11 +13,12 @@ __all__ = ['StopFlag', 'deferred_interrupt', 'free_frames', 'frees_memory']
 class StopFlag:
     "A signal handler that only remembers the first Ctrl-C; the second one acts at once"
     requested = False  # has a stop been asked for and not yet been obeyed?
+    held = False       # is something going on that must not be cut short, so that a second one waits too?
 
     def __init__(self): self.previous = signal.default_int_handler
 
     def __call__(self, signum, frame):
-        if self.requested: return self.previous(signum, frame)
+        if self.requested and not self.held: return self.previous(signum, frame)
         self.requested = True
         try: sys.stderr.write("\nStopping: the batch is being finished first; interrupt again to stop at once.\n")
         except Exception: pass  # closed, missing, or in the midst of another write: the flag is what counts

@@ -17,7 +17,7 @@ from fastcore.foundation import L
 from torch import Tensor, nn
 from torch.optim import Optimizer as TorchOptimizer
 
-__all__ = ['kept']
+__all__ = ['kept', 'is_generator']
 
 containers: Any = OrderedDict, dict, list, set, deque
 
@@ -41,12 +41,17 @@ def kept(
 def _attributes(o, seen, kinds) -> Iterator[Callable]:
     seen[id(o)], attrs = o, vars(o)
     old = dict(attrs)
-    parts = [*o.parameters(False), *o.buffers(False), *o.children()] if isinstance(o, nn.Module) else []
-    for v in [*parts, *old.values()]: yield from _content(v, seen, kinds)  # a script module has its parts elsewhere
+    for v in [*_elsewhere(o), *old.values()]: yield from _content(v, seen, kinds)
     def back():
         attrs.clear()
         attrs.update(old)
     yield back
+
+
+def _elsewhere(o):  # what belongs to `o` and is not among its attributes
+    if isinstance(o, nn.Module):  # a script module; and who overrides these methods may take other arguments
+        return [*nn.Module.parameters(o, False), *nn.Module.buffers(o, False), *nn.Module.children(o)]
+    return [v for c in type(o).__mro__ for v in vars(c).values() if isinstance(v, containers)]  # a list of the class's
 
 
 def _content(o, seen, kinds) -> Iterator[Callable]:  # what brings back the content of `o`, itself left where it is
@@ -67,6 +72,13 @@ def _content(o, seen, kinds) -> Iterator[Callable]:  # what brings back the cont
         if back is not None: yield back
 
 
+def is_generator(
+    o: Any,
+) -> bool:
+    "Is it a random generator of torch's, numpy's or python's?"
+    return isinstance(o, (torch.Generator, np.random.Generator, np.random.RandomState, random.Random))
+
+
 def _simple(o: Any) -> Any:  # what brings it back, or None
     if isinstance(o, Tensor): return _tensor(o)
     if isinstance(o, np.ndarray):
@@ -74,9 +86,19 @@ def _simple(o: Any) -> Any:  # what brings it back, or None
         return (lambda: np.copyto(o, array)) if o.flags.writeable else None
     if isinstance(o, np.random.Generator): return partial(setattr, o.bit_generator, 'state', o.bit_generator.state)
     if isinstance(o, (torch.Generator, np.random.RandomState)): return partial(o.set_state, o.get_state())
+    if isinstance(o, random.SystemRandom): return None  # has no state
     if isinstance(o, random.Random): return partial(o.setstate, o.getstate())
-    if hasattr(o, 'state_dict') and hasattr(o, 'load_state_dict'):
-        return partial(o.load_state_dict, deepcopy(o.state_dict()))
+    if hasattr(type(o), 'state_dict') and hasattr(type(o), 'load_state_dict'):
+        try: state = deepcopy(o.state_dict())
+        except Exception: return None  # it takes arguments, or cannot be copied: nothing to put back
+        return partial(_load, o, state)
+
+
+def _load(o, state):
+    try: o.load_state_dict(state)
+    except Exception as e:
+        e.add_note(f"`{type(o).__name__}` did not take back the state that it had given before")
+        raise
 
 
 def _tensor(o):
@@ -84,11 +106,13 @@ def _tensor(o):
         "the model has lazy parameters, which get their shape from the first batch and cannot be made lazy again: call "
         "`learn.validate()`, or the model with a batch, before")
     data, leaf, wanted = o.detach(), o.is_leaf, o.requires_grad
-    places = _places(data)
-    content, grad = places.clone(), o.grad if leaf else None
+    places, size = _places(data), _size(data)
+    content, grad = places.clone() if size or not data.numel() else None, o.grad if leaf else None
     grad_back = None if grad is None else _tensor(grad)
     def back():
-        with torch.no_grad(): places.copy_(content)
+        if _size(data) != size: data.untyped_storage().resize_(size)  # it was freed, to be gathered again
+        with torch.no_grad():  # what is as before may be read-only
+            if content is not None and not _same(places, content): places.copy_(content)
         o.data = data  # the memory it was in, also if it has been moved since, or has another shape or type
         if not leaf: return
         if not o.is_leaf: o.detach_()
@@ -97,6 +121,13 @@ def _tensor(o):
     return back
 
 
+def _plain(t): return t.layout is torch.strided and not t.is_nested
+
+def _size(t): return t.untyped_storage().nbytes() if _plain(t) else -1  # in bytes; 0: freed
+
+def _same(a, b): return _plain(a) and torch.equal(a, b)
+
+
 def _places(t):  # `t` with each place in memory once, which expanded dimensions repeat: they cannot be written to
-    if t.layout is not torch.strided or 0 not in t.stride(): return t
+    if not _plain(t) or 0 not in t.stride(): return t
     return t[tuple(slice(1) if step == 0 else slice(None) for step in t.stride())]

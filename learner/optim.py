@@ -7,6 +7,7 @@ the multipliers and fixed values of its parameters.
 """
 import math
 from collections.abc import Callable, Iterable
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -126,13 +127,23 @@ class Optimizer:
 
         Raises: ValueError if the optimizer has no such hyper-parameter, or there is not one value for each group, 0 or
         more; TypeError if it is no number."""
-        try: values = per_group(value if not isinstance(value, (str, bool)) else None, len(self.hypers))
-        except TypeError: raise TypeError(f"`{name}` is {value!r}: give a number, a list of them, or a slice") from None
+        for h, v in zip(self.hypers, self.values_of(name, value)): h[name] = v
+
+    def values_of(self,
+        name: str,     # for messages
+        value: Any,    # as `set_hyper` takes it
+    ) -> list[float]:  # one for each group
+        """What a hyper-parameter would be in each group
+
+        Raises: ValueError if there is not one value for each group, 0 or more; TypeError if it is no number."""
+        try: values = per_group(value, len(self.hypers))
+        except TypeError as e:
+            raise TypeError(f"`{name}` is {value!r}: give a number, a list of them, or a slice ({e})") from None
         if len(values) != len(self.hypers):
             raise ValueError(f"{len(values)} values of `{name}` for {len(self.hypers)} groups:\n{self}")
         if bad := [v for v in values if not 0 <= v < math.inf]:
             raise ValueError(f"`{name}` must be 0 or more, not {bad[0]}")
-        for h, v in zip(self.hypers, values): h[name] = v
+        return values
 
     def set_hypers(self,
         **hypers,  # values by name, each as `set_hyper` takes it
@@ -145,7 +156,9 @@ class Optimizer:
     ) -> None:
         """Freeze the first groups (but for normalisation layers if `train_bn`) and make the others trainable
 
-        Raises: ValueError if there are too few groups."""
+        Raises: ValueError if there are too few groups, TypeError if `n` is no whole number."""
+        if not isinstance(n, Integral) or isinstance(n, bool): raise TypeError(
+            f"`freeze_to({n!r})`: give the number of groups to freeze, a whole one")
         n_groups = len(self.param_lists)
         if not -n_groups <= n < n_groups or (n and n_groups == 1): raise ValueError(
             f"`freeze_to({n})` needs more than {n_groups} group{'s'*(n_groups > 1)}, which a `splitter` that returns "

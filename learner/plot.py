@@ -46,7 +46,8 @@ def plot_hypers(
     Raises: ValueError if there is no such hyper-parameter, or the number of axes is another."""
     hps = {name: np.asarray(v, dtype=float) for name, v in hps.items()}
     if names is None: names = [n for n, v in hps.items() if n in ('lr', 'mom') or np.ptp(v, axis=0).any()]
-    names = list(names)
+    if not (names := list(names)) or not hps:
+        raise ValueError("there is nothing to draw: no hyper-parameter, or no step")
     if missing := [n for n in names if n not in hps]:
         raise ValueError(f"there is no `{missing[0]}` to draw, only {', '.join(hps)}")
     found: Any = optional('matplotlib.pyplot', 'plot_hypers').subplots(
@@ -89,9 +90,10 @@ def show_figure(
 ) -> None:
     "Show a figure now: in a notebook below the cell, elsewhere in a window if there can be one; else it is dropped"
     plt = optional('matplotlib.pyplot', 'show_figure')
-    if display_mode() == 'notebook': optional('IPython.display', "set_display('notebook')").display(ax.figure)
-    elif display_mode() != 'off' and _has_windows(plt.get_backend()): return ax.figure.show()
-    plt.close(ax.figure)
+    if display_mode() in ('terminal', 'log') and _has_windows(plt.get_backend()): return ax.figure.show()
+    try:
+        if display_mode() == 'notebook': optional('IPython.display', "set_display('notebook')").display(ax.figure)
+    finally: plt.close(ax.figure)
 
 
 def _has_windows(backend):

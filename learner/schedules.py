@@ -209,10 +209,10 @@ def cos_restarts(
 
     Raises: ValueError if `n_cycles` is less than 1, or `cycle_mult` is not above 0.
     Source: SGDR, https://arxiv.org/abs/1608.03983"""
-    require(n_cycles >= 1, 'cos_restarts', 'n_cycles', n_cycles, '1 or more')
+    require(n_cycles >= 1 and n_cycles == int(n_cycles), 'cos_restarts', 'n_cycles', n_cycles, 'whole, 1 or more')
     require(cycle_mult > 0, 'cos_restarts', 'cycle_mult', cycle_mult, 'above 0')
-    lengths = [cycle_mult**i for i in range(n_cycles)]
-    return combine_scheds([n/sum(lengths) for n in lengths], [SchedCos(start, end)]*n_cycles)
+    lengths = [cycle_mult**i for i in range(int(n_cycles))]
+    return combine_scheds([n/sum(lengths) for n in lengths], [SchedCos(start, end)]*len(lengths))
 
 
 def policy_fixed(

@@ -55,7 +55,8 @@ def split_blocks(
 
     A parameter that is shared is in the first group it appears in. The splitter can be pickled.
     Raises: ValueError, when the splitter is called, if a name is no submodule or not in the model's order, or its group
-    would be empty."""
+    would be empty; TypeError, at once, if it is no text."""
+    _check_names('split_blocks', starts)
     return partial(_split_at, starts=starts) if starts else _split_children
 
 
@@ -66,8 +67,15 @@ def split_patterns(
 
     `split_patterns('head.*')` gives the rest and the head. A parameter that several patterns match is in the group of
     the first of them. The splitter can be pickled.
-    Raises: ValueError, when the splitter is called, if a pattern matches nothing that an earlier one has not."""
+    Raises: ValueError, when the splitter is called, if a pattern matches nothing that an earlier one has not;
+    TypeError, at once, if it is no text."""
+    _check_names('split_patterns', patterns)
     return partial(_split_by, patterns=patterns)
+
+
+def _check_names(owner, names):
+    if odd := [n for n in names if not isinstance(n, str)]:
+        raise TypeError(f"`{owner}`: {odd[0]!r} is no text; give names one by one, as in {owner}('body', 'head')")
 
 
 def _split_children(model: nn.Module) -> list[list[nn.Parameter]]:

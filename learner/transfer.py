@@ -5,6 +5,7 @@ splitters.py makes two parameter groups of the result."""
 import copy
 import re
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ def has_pool_type(
     return any(pool_name.search(type(o).__name__) for o in m.modules())
 
 
-class _Reached(Exception):
+class _Reached(BaseException):  # a model that catches exceptions shall not catch this one
     "Carries what came to the cut out of the model's forward: its `args` are the cut's key and that value"
 
 
@@ -34,9 +35,12 @@ class _Cut(nn.Module):
     "Stands where the body ends, in place of `layer`"
     def __init__(self, layer: nn.Module, key: object):
         super().__init__()
-        self.training, self.key = layer.training, key
+        self.training, self.key, self.kind = layer.training, key, type(layer).__name__
 
-    def forward(self, x): raise _Reached(self.key, x)
+    def forward(self, *args, **kwargs):
+        if len(values := [*args, *kwargs.values()]) == 1: raise _Reached(self.key, values[0])
+        raise RuntimeError(f"the model gives the {self.kind} at the cut {len(values)} inputs, and a body has one "
+                           "output: `cut` it at another layer")
 
 
 class _Removed(nn.Module):
@@ -136,6 +140,8 @@ def create_body(
     itself pools, as in torchvision's MobileNetV2, cut='classifier' gives pooled features, `(bs, n)`.
     Raises: ValueError if there is no such layer, nothing comes before it, or None does not find it; TypeError if `cut`
     is something else, or returns no module."""
+    if not isinstance(model, nn.Module): raise TypeError(
+        f"`model` is {model!r}, no nn.Module" + ("; call it: it makes one" if callable(model) else ""))
     layers, plain = _children(model), type(model).forward is nn.Sequential.forward
     if callable(cut):
         body = cut(model)
@@ -145,8 +151,9 @@ def create_body(
     if isinstance(at, str):
         if not plain or at not in layers: return Body(model, at)
         at = list(layers).index(at)
-    if not isinstance(at, int): raise TypeError(f"`cut` is {at!r}: give a number, a name, a function, or None")
-    n = at+len(layers) if at < 0 else at
+    if not isinstance(at, Integral) or isinstance(at, bool):
+        raise TypeError(f"`cut` is {at!r}: give a number, a name, a function, or None")
+    n = int(at+len(layers) if at < 0 else at)
     if not 0 < n < len(layers)+plain: raise ValueError(
         f"cut={cut!r} is no place to cut `{type(model).__name__}` after its first child and before its end; the "
         f"children are {_listed(layers)}")
@@ -194,13 +201,19 @@ def create_head(
 ) -> nn.Sequential:     # takes `(bs, n_in, h, w)`, or `(bs, n_in)` if `pool` is None, and gives `(bs, n_out)`
     """Pooling, then batch normalisation, dropout and a linear layer for each size, with ReLU between
 
-    Raises: ValueError if `pool` is something else, or there is not one of `ps` for each linear layer."""
+    `n_in` is what the body gives: `create_body(model)(x).shape[1]`.
+    Raises: ValueError if `pool` is something else, there is not one of `ps` for each linear layer, or `y_range` does
+    not rise; TypeError if a size is none."""
+    for name, n in dict(n_in=n_in, n_out=n_out).items():
+        if not isinstance(n, Integral): raise TypeError(f"create_head: `{name}` is {n!r}; give a number")
+    if isinstance(lin_ftrs, Integral): raise TypeError(f"create_head: `lin_ftrs` is {lin_ftrs}; give a list of sizes")
+    if y_range and not y_range[0] < y_range[1]: raise ValueError(f"create_head: `y_range` {y_range} must rise")
     pools: dict[str|None, list[nn.Module]] = {'concat': [AdaptiveConcatPool2d()], 'avg': [nn.AdaptiveAvgPool2d(1)],
                                               None: []}
     if pool not in pools: raise ValueError(f"`pool` is {pool!r}: give 'concat', 'avg' or None")
     sizes = [n_in*2 if pool == 'concat' else n_in, *lin_ftrs, n_out]
     n_lin = len(sizes)-1
-    drops = [ps/2]*(n_lin-1)+[ps] if isinstance(ps, (int, float)) else list(ps)
+    drops = list(ps) if isinstance(ps, Sequence) else [float(ps)/2]*(n_lin-1)+[float(ps)]
     if len(drops) != n_lin: raise ValueError(
         f"`ps` has {len(drops)} values for {n_lin} linear layers, one for each of `lin_ftrs` and the last; a number is "
         "for all of them")

@@ -18,8 +18,8 @@ levels = [
        workers''',
     'callback checks data display frame host loader losses measure metrics optim plot skmetrics',
     'learner',
-    '''callbacks.finetune callbacks.lr_find callbacks.preview callbacks.progress callbacks.recorder callbacks.schedule
-       callbacks.show callbacks.torch_schedule''',
+    '''callbacks.finetune callbacks.fits callbacks.lr_find callbacks.preview callbacks.progress callbacks.recorder
+       callbacks.schedule callbacks.show callbacks.torch_schedule''',
     '__init__ all',
 ]
 # All imports within a level: a file, and those it builds on.
@@ -27,7 +27,8 @@ same_level = {
     'events': 'utils', 'modes': 'utils',
     'host': 'callback', 'checks': 'optim', 'frame': 'optim', 'data': 'loader losses', 'metrics': 'measure',
     'plot': 'display', 'skmetrics': 'measure',
-    'callbacks.finetune': 'callbacks.schedule', 'callbacks.lr_find': 'callbacks.recorder',
+    'callbacks.finetune': 'callbacks.fits callbacks.schedule', 'callbacks.fits': 'callbacks.schedule',
+    'callbacks.lr_find': 'callbacks.recorder',
     'callbacks.preview': 'callbacks.schedule callbacks.torch_schedule',
     'callbacks.torch_schedule': 'callbacks.schedule',
     'all': '__init__',

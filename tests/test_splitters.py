@@ -262,3 +262,9 @@ def test_splitter_of_a_learner(splitter, lrs):
 def test_bad_splits(splitter, model, message):
     "A name or pattern that makes no group is refused, with the names there are"
     with pytest.raises(ValueError, match=message): splitter(model)
+
+@pytest.mark.parametrize('split', [split_blocks, split_patterns])
+@pytest.mark.parametrize('names', [(['0', '1'],), (0, 1)])
+def test_names_are_texts(split, names):
+    "Names are given one by one, as text"
+    with pytest.raises(TypeError, match='is no text; give names one by one'): split(*names)

@@ -1,9 +1,11 @@
 """Promises of learner.transfer about heads: their layers, what they give, and how weights start."""
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from learner.transfer import AdaptiveConcatPool2d, SigmoidRange, apply_init, create_head, init_head
+from learner.models import xresnet18
+from learner.transfer import AdaptiveConcatPool2d, SigmoidRange, apply_init, create_body, create_head, init_head
 
 BN, D, Lin, R = nn.BatchNorm1d, nn.Dropout, nn.Linear, nn.ReLU
 
@@ -96,3 +98,47 @@ def test_init_head_needs_a_head(model):
     "A model that is no Sequential of two or more is refused"
     with pytest.raises(ValueError, match='`init_head` needs an `nn.Sequential` of a body and a head, not a'):
         init_head(model)
+
+
+# ---- bad input
+
+@pytest.mark.parametrize('make,error,message', [
+    (lambda: create_head('512', 10), TypeError, "`n_in` is '512'; give a number"),
+    (lambda: create_head(8, 2, lin_ftrs=512), TypeError, '`lin_ftrs` is 512; give a list'),
+    (lambda: create_head(8, 2, y_range=(5, 1)), ValueError, r'`y_range` \(5, 1\) must rise'),
+    (lambda: create_body(xresnet18), TypeError, 'no nn.Module; call it: it makes one'),
+    (lambda: create_body('xresnet18'), TypeError, "'xresnet18', no nn.Module"),
+    (lambda: create_body(nn.Sequential(nn.ReLU(), nn.ReLU()), cut=True), TypeError, '`cut` is True: give a number')])
+def test_bad_input(make, error, message):
+    "What cannot be is refused by name"
+    with pytest.raises(error, match=message): make()
+
+def test_numpys_numbers():
+    "numpy's numbers are numbers"
+    assert len(create_body(nn.Sequential(nn.ReLU(), nn.ReLU()), cut=np.int64(1))) == 1
+    assert [m.p for m in create_head(8, 2, ps=np.float32(.5)) if isinstance(m, nn.Dropout)] == [.25, .5]
+
+class Gives(nn.Module):
+    "Gives its last layer the input by name, or twice, or asks what it can catch"
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.a, self.b = how, nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x):
+        x = self.a(x)
+        if self.how == 'name': return self.b(input=x)
+        if self.how == 'twice': return self.b(x, x)
+        try: return self.b(x)
+        except Exception: return x
+
+@pytest.mark.parametrize('how', ['name', 'catch'])
+def test_cut_however_it_is_called(how):
+    "A body ends at its cut also where that gets its input by name, or the model catches exceptions around it"
+    model, x = Gives(how), torch.ones(1, 2)
+
+    assert torch.equal(create_body(model, 'b')(x), model.a(x))
+
+def test_cut_with_two_inputs():
+    "A layer of two inputs is no place for a cut"
+    with pytest.raises(RuntimeError, match='gives the Linear at the cut 2 inputs'):
+        create_body(Gives('twice'), 'b')(torch.ones(1, 2))

@@ -1,5 +1,6 @@
 """Fine-tuning by groups: freezing, `fine_tune`, BnFreeze, and the table of groups."""
 import math
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,14 @@ from torch.nn.parameter import is_lazy
 
 from ..callback import Callback
 from ..frame import current_opt
-from ..hypers import per_group, value_at
+from ..hypers import value_at
 from ..learner import Learner
 from ..modes import restore_modes, snapshot_modes
 from ..schedules import combined_cos
 from ..splitters import shape
 from ..utils import optional, warn
-from .schedule import ParamScheduler, mom_sched
+from .fits import check_numbers, mom_sched
+from .schedule import ParamScheduler, steps_of
 
 __all__ = ['BnFreeze', 'FreezeUntil']
 
@@ -47,26 +49,45 @@ def unfreeze(self: Learner) -> Learner:
 
 
 class FreezeUntil(Callback):
-    """Trains the last parameter group alone at first, and all of them from an epoch on
+    """Trains the last parameter group alone at first, and all of them from some place in the fit on
 
-    Raises: ValueError with the table of groups, at the start of a fit, if there is only one."""
+    Raises: ValueError at the start of a fit if there is only one group, with the table of groups, or no such place.
+    Order: before all that look at what is frozen."""
     run_in = {'fit'}
-    order = -20  # before all that look at what is frozen
+    run_valid = False
+    order = -20
+    first = 0     # value of `learn.n_step` at the fit's very first step
+    until = 0     # the step that trains all groups
+    frozen = False
 
     def __init__(self,
-        epoch: int,  # the first epoch that trains all groups, counted from 0
-    ): self.until = epoch
+        when: float|str,  # as a ParamScheduler's `begin`: a fraction of the fit, '500it' or '2ep'
+    ): self.when = when
 
-    def before_fit(self): self.opt.freeze_to(-1 if self.epoch < self.until else 0)
+    def before_fit(self):
+        n = self.n_steps or self.dls.train.n_batches
+        self.until = steps_of(self.when, n, self.n_epoch)
+        self.first = self.learn.n_step - steps_of(f'{self.epoch}ep' if self.epoch else 0, n, self.n_epoch)
+        self.frozen = self.learn.n_step-self.first < self.until
+        self.opt.freeze_to(-1 if self.frozen else 0)
 
-    def before_epoch(self):
-        if self.epoch == self.until: self.opt.unfreeze()
+    def before_epoch(self): self._thaw()
+    def before_batch(self): self._thaw()
+
+    def _thaw(self):
+        if not self.frozen or self.learn.n_step-self.first < self.until: return
+        self.opt.unfreeze()
+        self.frozen = False
+
+    def cleanup_fit(self):
+        if self.frozen and steps_of(1, self.n_steps or self.dls.train.n_batches, self.n_epoch) > self.until: warn(
+            "the fit ended while only the last group was trained: `learn.unfreeze()` makes all trainable")
 
 
 @patch
 def fine_tune(self: Learner,
     epochs: int,                   # epochs that train all groups
-    base_lr: float = 2e-3,         # highest rate of the last group while the others are frozen; then half of it
+    base_lr: float|list|slice = 2e-3,  # highest rate of the last group while the others are frozen; then half of it
     freeze_epochs: int = 1,        # epochs before them that train the last group alone
     lr_mult: float = 100,          # then the first group has `base_lr/2/lr_mult`, those between lie between
     pct_start: float = .3,         # share of the steps in which the rate rises once all are trained, 0 to 1
@@ -81,18 +102,29 @@ def fine_tune(self: Learner,
 ) -> None:
     """Train the last group alone, then all of them with lower rates for the earlier ones: two one-cycles in one fit
 
-    Raises: ValueError with the table of groups if there is only one."""
-    phases = [(freeze_epochs, slice(base_lr), .99, 25.), (epochs, slice(base_lr/2/lr_mult, base_lr/2), pct_start, div)]
-    if (n_groups := len((opt := current_opt(self)).hypers)) == 1 and freeze_epochs: opt.freeze()  # raises
+    Where `base_lr` is a list or slice, such as `lr_find` may suggest, it gives all groups their rates, and `lr_mult` is
+    not used. A fit that ends in the first part leaves the groups frozen, and says so.
+    Raises: ValueError or TypeError, before training; with the table of groups if there is only one."""
+    _check_epochs(epochs=epochs, freeze_epochs=freeze_epochs)
+    check_numbers(lr_mult=lr_mult, div=div, div_final=div_final, pct_start=pct_start)
+    if len((opt := current_opt(self)).hypers) == 1 and freeze_epochs: opt.freeze()  # raises
+    one = isinstance(base_lr, Real)
+    rates = opt.values_of('base_lr', slice(base_lr) if one else base_lr)
+    later = opt.values_of('base_lr', slice(rates[-1]/2/lr_mult, rates[-1]/2)) if one else [lr/2 for lr in rates]
     scheds, begin = [], 0
-    for n, lr, pct, start_div in phases:
-        lrs = np.array(per_group(lr, n_groups))
+    for n, lr, pct, start_div in [(freeze_epochs, rates, .99, 25.), (epochs, later, pct_start, div)]:
+        lr = np.array(lr)
         if n: scheds.append(ParamScheduler(
-            {'lr': combined_cos(pct, lrs/start_div, lrs, lrs/div_final), **mom_sched(self, pct, moms)},
+            {'lr': combined_cos(pct, lr/start_div, lr, lr/div_final), **mom_sched(self, pct, moms)},
             begin=f'{begin}ep', end=f'{begin+n}ep'))
         begin += n
-    self.fit(freeze_epochs+epochs, slice(base_lr/2/lr_mult, base_lr/2), wd, L(cbs)+FreezeUntil(freeze_epochs)+scheds,
-             reset_opt, start_epoch, n_steps)
+    self.fit(begin, later, wd, L(cbs)+FreezeUntil(f'{freeze_epochs}ep')+scheds, reset_opt, start_epoch, n_steps)
+
+
+def _check_epochs(**numbers):
+    for name, n in numbers.items():
+        if not isinstance(n, Integral) or isinstance(n, bool) or n < 0:
+            raise ValueError(f"fine_tune: `{name}` is {n!r}; give a whole number of epochs, 0 or more")
 
 
 class BnFreeze(Callback):
@@ -108,7 +140,7 @@ class BnFreeze(Callback):
     def before_train(self):
         layers = [*self._layers()]
         kept = [m for m, frozen in layers if frozen]
-        if layers and not kept and self.train_bn and self.opt.frozen_idx: warn(
+        if layers and not kept and self.train_bn and any(not p.requires_grad for p in self.opt.all_params()): warn(
             "BnFreeze keeps nothing: the normalisation layers of frozen groups are trained; `Learner(train_bn=False)` "
             "freezes them too")
         self.modes = snapshot_modes(*kept)

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
+from keyword import iskeyword
 from numbers import Integral
 from time import perf_counter
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,8 @@ from ..checks import check_fit
 from ..display import Bar
 from ..events import CancelEpochException, CancelFitException
 from ..frame import fit_frame
-from ..hypers import Hypers, per_group
-from ..keep import kept
+from ..hypers import Hypers, per_group, stack_readings
+from ..keep import is_generator, kept
 from ..learner import Learner
 from ..loader import untouched
 from ..modes import choose_device
@@ -123,7 +125,8 @@ class LRFinder(Callback):
     ):
         self.start_lr, self.end_lr, self.num_it, self.stop_div = start_lr, end_lr, num_it, stop_div
         self.i, self.smooth, self.lrs = 0, 0., np.empty((0, 1))
-        self.losses, self.rows = [], []  # smoothed losses, and the iterations that gave them
+        self.losses, self.readings = [], []  # smoothed losses, and the Reading of the optimizer that gave each
+        self.reading: Any = None  # what the last step was made with
 
     def before_fit(self):
         n = len(self.opt.hypers)
@@ -147,7 +150,10 @@ class LRFinder(Callback):
 
     def before_batch(self): self.opt.set_hyper('lr', self.lrs[self.i])
 
+    def before_step(self): self.reading = self.learn.opt.read()
+
     def after_batch(self):
+        if not self.learn.stepped: self.reading = self.learn.opt.read()
         if (loss := self.learn.loss) is not None: self._add(float(loss))  # waits for a GPU: a NaN shall stop at once
         self.i += 1
         if self.shown and perf_counter() >= self.shown.due: self._update(self.shown)
@@ -157,9 +163,9 @@ class LRFinder(Callback):
     def _add(self, loss):
         self.bad = not math.isfinite(loss)
         if self.bad: return
-        self.rows.append(self.i)
+        self.readings.append(self.reading)
         # fastai's debiased average, so written that the average of equal losses is exactly that loss
-        self.smooth += .02/(1-.98**len(self.rows))*(loss-self.smooth)
+        self.smooth += .02/(1-.98**len(self.readings))*(loss-self.smooth)
         self.losses.append(self.smooth)
         self.low = min(self.low, self.smooth)
         self.diverged = self.i > self.num_it//10 and self.smooth-self.low > 3*abs(self.low)
@@ -184,13 +190,33 @@ def no_trace(
 
     The training loader is iterated as a fork, by workers of its own.
     Raises: ValueError if the model has lazy parameters."""
-    dls, own = learn.dls, learn.dls.train
-    stateful = [own.dl] if hasattr(own.dl, 'state_dict') else []  # a loader that keeps its own position
+    dls, own, stop = learn.dls, learn.dls.train, learn._stop
     if choose_device(dls.device, learn.model).type == 'cuda': torch.cuda.init()  # else its random stream is not kept
-    with untouched(own), kept(learn, *stateful, whole=(Learner, Callback, Optimizer, Hypers)):
-        learn._dls, learn._metrics = copy(dls), L()
-        learn._dls.loaders = [own.fork(), *dls.loaders[1:]]
-        yield
+    loss, plain = learn.loss_func, (FunctionType, BuiltinFunctionType, partial, type, ModuleType)
+    whole = Learner, Callback, Optimizer, Hypers, *([type(loss)] if not isinstance(loss, (*plain, type(None))) else [])
+    try:
+        with untouched(own), _kept_data(own.dl), kept(learn, whole=whole):
+            learn._dls, learn._metrics = copy(dls), L()
+            learn._dls.loaders = [own.fork(), *dls.loaders[1:]]
+            try: yield
+            finally: stop.held = True
+    finally: stop.held = False
+
+
+@contextmanager
+def _kept_data(dl):  # samplers with all they have, datasets with their attributes and generators, but not their data
+    samplers = [s for s in (getattr(dl, 'sampler', None), getattr(dl, 'batch_sampler', None)) if s is not None]
+    data, attrs, generators = dl, [], []
+    while (data := getattr(data, 'dataset', None)) is not None and hasattr(data, '__dict__'):
+        attrs.append((vars(data), dict(vars(data))))
+        generators += filter(is_generator, vars(data).values())
+    own = [dl] if hasattr(type(dl), 'state_dict') else []  # a loader that keeps its own position
+    with kept(*samplers, *generators, *own, whole=tuple({type(s) for s in samplers if hasattr(s, '__dict__')})):
+        try: yield
+        finally:
+            for now, old in attrs:
+                now.clear()
+                now.update(old)
 
 
 @patch
@@ -199,39 +225,66 @@ def lr_find(self: Learner,
     end_lr: float|list|slice = 10,       # last rate, which is reached unless the loss diverges before; likewise
     num_it: int = 100,                   # iterations, over as many epochs as that takes
     stop_div: bool = True,               # stop once the loss diverges, after a tenth of them at the earliest
-    show_plot: bool = True,              # draw the loss against the rates, as `learn.recorder.plot_lr_find()` does
+    show_plot: bool = True,              # show the plot; `learn.recorder.plot_lr_find()` draws it again, anywhere
     suggest_funcs: Callable|Sequence[Callable]|None = valley,  # `f(lrs, losses, num_it)` gives a rate, like `valley`
 ) -> Any:                                # named tuple: a rate for each function, or a Row of one for each group
     """Try learning rates from low to high, one an iteration, and suggest one; the Learner is left exactly as it was
 
     What cannot be suggested is None, and a warning says why. None at all if there are no functions.
+    What it cannot see into is as the sweep leaves it: other objects that a callback holds, unless they have a
+    `state_dict`, data that a dataset changes, and what is outside the process.
     Raises: ValueError, TypeError or RuntimeError, before training, if anything does not fit."""
-    _check(num_it, self.dls.train.dl)
+    funcs = [] if suggest_funcs is None else L(suggest_funcs)
+    _check(num_it, self.dls.train.dl, funcs)
     check_fit(self, 1, 0, None)
-    finder = LRFinder(start_lr, end_lr, num_it, stop_div)
-    try:
-        with fit_frame(self):
-            with no_trace(self):
-                self.n_epoch, self.epoch, self.n_steps = num_it, 0, None
-                self._fit('lr_find', None, None, finder, False)
-            if self._stop.requested: self._obey_stop()  # it came while things were put back
-    except KeyboardInterrupt as e:
-        e.add_note(f"lr_find: after {finder.i} of {num_it} iterations; the Learner is as it was before")
-        raise
-    lrs, losses = finder.lrs[finder.rows], finder.losses
-    found = _suggested([] if suggest_funcs is None else L(suggest_funcs), lrs, np.array(losses), num_it)
-    points = {name: point for name, point in found.items() if point}
-    curve: dict[str, Any] = dict(lrs=lrs, losses=losses, suggestions=points)
-    if hasattr(self, 'recorder'): self.recorder.lr_curve = curve
-    if show_plot and losses: show_figure(plot_lr_find(**curve))
+    curve = _sweep(self, LRFinder(start_lr, end_lr, num_it, stop_div))
+    lrs, losses = curve['lrs'], curve['losses']
+    found = _suggested(funcs, lrs, np.array(losses), num_it)
+    curve['suggestions'] = {name: point for name, point in found.items() if point}
+    if show_plot and losses:
+        try: show_figure(plot_lr_find(**curve))
+        except Exception as e: warn(f"lr_find: the plot cannot be shown: {type(e).__name__}: {e}")
     if suggest_funcs is None: return None
-    names, same = list(found), bool((lrs == lrs[:, :1]).all())
-    groups = [f'group {i}' for i in range(lrs.shape[1])]
-    return namedtuple('SuggestedLRs', names)(*[
-        None if p is None else p[0][0] if same else Row(groups, p[0]) for p in found.values()])
+    same, groups = bool((lrs == lrs[:, :1]).all()), [f'group {i}' for i in range(lrs.shape[1])]
+    return suggested_lrs([*found], [p and (p[0][0] if same else Row(groups, p[0])) for p in found.values()])
 
 
-def _check(num_it, dl):
+def _sweep(learn, finder):
+    try:
+        with fit_frame(learn):
+            with no_trace(learn):
+                learn.n_epoch, learn.epoch, learn.n_steps = finder.num_it, 0, None
+                learn._fit('lr_find', None, None, finder, False)
+            if learn._stop.requested: learn._obey_stop()  # it came while things were put back
+    except KeyboardInterrupt as e:
+        where = f"lr_find stopped after {finder.i} of {finder.num_it} iterations; the Learner is as it was before"
+        if str(e).startswith('stopped'): e.args = (where,)  # the loop's own words are for a fit
+        else: e.add_note(where)
+        _remember(learn, finder)
+        raise
+    return _remember(learn, finder)
+
+
+def _remember(learn, finder):  # the curve, for `plot_lr_find`
+    lrs = stack_readings(finder.readings).get('lr', finder.lrs[:0])
+    curve: dict[str, Any] = dict(lrs=lrs, losses=finder.losses, suggestions={})
+    if hasattr(learn, 'recorder'): learn.recorder.lr_curve = curve
+    return curve
+
+
+def suggested_lrs(
+    names: Sequence[str],   # of the functions that made the suggestions
+    values: Sequence[Any],  # a rate, a Row of rates, or None, for each
+) -> tuple:
+    "A named tuple, which pickles though its class is made here"
+    cls = namedtuple('SuggestedLRs', names)
+    cls.__reduce__ = lambda self: (suggested_lrs, (self._fields, (*self,)))  # pyright: ignore
+    return cls(*values)
+
+
+def _check(num_it, dl, funcs):
+    if odd := [f for f in funcs if not callable(f)]:
+        raise TypeError(f"lr_find: `suggest_funcs` has {odd[0]!r}; give functions, as `valley`, without quotes")
     if not isinstance(num_it, Integral) or num_it < 2:
         raise ValueError(f"lr_find: `num_it` is {num_it!r}; give a number of iterations, 2 or more")
     if isinstance(dl, Iterator): raise ValueError(
@@ -248,7 +301,9 @@ def _suggested(funcs, lrs, losses, num_it):  # by name: a rate for each group an
         name = _name(func, found)
         found[name] = None
         try:
-            if len(own[cut]) < 2: raise ValueError(f"of {num_it} iterations {len(own)} gave a loss, which are too few")
+            if len(own[cut]) < 2: raise ValueError(f"of {num_it} iterations {len(own)} gave a loss, which are too few: "
+                                                   "the first tenth of them and the last 5 are left out")
+            if (np.diff(own) <= 0).any(): raise ValueError("the learning rate did not rise: something else sets it")
             given = func(own[cut], losses[cut], num_it)
             if isinstance(given, tuple): given = given[0]  # fastai's functions also return a point
             lr = math.nan if given is None else float(given)
@@ -264,6 +319,6 @@ def _suggested(funcs, lrs, losses, num_it):  # by name: a rate for each group an
 
 def _name(func, others):
     while isinstance(func, partial): func = func.func
-    name = getattr(func, '__name__', type(func).__name__)
-    if not name.isidentifier() or name.startswith('_'): name = 'suggestion'
+    name = str(getattr(func, '__name__', type(func).__name__))
+    if not name.isidentifier() or iskeyword(name) or name.startswith('_'): name = 'suggestion'
     return next(n for n in (name, *(f'{name}_{i}' for i in range(2, 99))) if n not in others)

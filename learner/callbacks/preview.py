@@ -31,7 +31,7 @@ def simulate_sched(self: Learner,
 ) -> dict[str, np.ndarray]:  # `(n_steps, n_groups)` by name: `lr`, `mom` …, at each step of the optimizer
     """What a fit would set the hyper-parameters to, by ParamSchedulers and torch's schedulers; nothing is trained
 
-    Raises: what the fit would raise before training."""
+    Raises: what the fit would raise before training; ValueError if `fit` is no fit method."""
     readings: list = []
     def dry_fit(n_epoch, lr=None, wd=None, cbs=None, reset_opt=False, start_epoch=0, n_steps=None):
         check_fit(self, n_epoch, start_epoch, n_steps)
@@ -40,10 +40,16 @@ def simulate_sched(self: Learner,
                    final_record=None, _rates=dict(lr=lr, wd=wd))
         with self.added_cbs(cbs), replacing(self, **now), _stand_ins(self, current_opt(self, reset_opt)):
             readings.extend(_dry_run(self))
+    name = fit if isinstance(fit, str) else getattr(fit, '__name__', '')
+    if not (name == 'fine_tune' or name.startswith('fit')) or not hasattr(self, name):
+        raise ValueError(f"simulate_sched: {fit!r} is no fit method; give one, as `learn.fit_one_cycle`, or its name")
+    own = {k: vars(self)[k] for k in ('fit',) if k in vars(self)}
     with replacing(self, opt=self.opt):
         vars(self)['fit'] = dry_fit
-        try: getattr(self, fit if isinstance(fit, str) else fit.__name__)(*args, **kwargs)
-        finally: del vars(self)['fit']
+        try: getattr(self, name)(*args, **kwargs)
+        finally:
+            del vars(self)['fit']
+            vars(self).update(own)
     return stack_readings(readings)
 
 

@@ -24,7 +24,7 @@ class ProgressCallback(Callback):
     run_in = {'fit'}
     unique = True
     has_rows = False  # are there rows to show?
-    phase, ended, first_iter = '', False, 0  # where the fit is, as far as it has been seen
+    phase, ended, begun, first_iter = '', False, False, 0  # where the fit is, as far as it has been seen
     live: Any = None  # the Live of this fit; None outside one
     due = math.inf    # when the next bar is due, on the clock of `perf_counter`
 
@@ -33,7 +33,7 @@ class ProgressCallback(Callback):
     ): self.show = show
 
     def before_fit(self):
-        self.phase, self.ended, self.first_iter = '', False, 0
+        self.phase, self.ended, self.begun, self.first_iter = '', False, False, 0
         self.has_rows = hasattr(self.learn, 'recorder') and self.learn.logger is None
         self.live = self.show() if self.learn.create_mbar else new_live(bar=False)
         self._shows(self.live.start, self.recorder.metric_names if self.has_rows else [])
@@ -71,7 +71,7 @@ class ProgressCallback(Callback):
             warn(f"nothing more is shown of this fit: {type(e).__name__}: {e}")
 
     def _begin(self, phase):
-        self.phase, self.started, self.first = phase, perf_counter(), None
+        self.phase, self.begun, self.started, self.first = phase, True, perf_counter(), None
         if self.started >= self.due: self._update(0)
 
     def _update(self, i):
@@ -85,6 +85,7 @@ class ProgressCallback(Callback):
         self._shows(self.live.update, bar)
 
     def _where(self):
+        if not self.begun: return ''  # an error came before the first batch
         where = f'stopped in epoch {self.epoch+1}/{self.n_epoch}'
         if self.phase == 'valid': return f'{where} during validation'
         if self.phase != 'train' or self.train_iter == self.first_iter: return where  # `iter` is of another phase

@@ -93,6 +93,7 @@ class Recorder(Callback):
     run_in = frozenset({'fit', 'validate', 'lr_find'})
     state = ('valid', 'parts', 'active')
     start_time = math.nan  # of the epoch
+    reading: Any = None    # what the last step was made with
     lr_curve: dict|None = None  # what the last `lr_find` found: `lrs`, `losses`, `suggestions`; no fit changes it
 
     def __init__(self,
@@ -124,7 +125,13 @@ class Recorder(Callback):
     @property
     def lrs(self) -> list[float]:
         "The learning rate of the last parameter group at each batch of the fit"
-        return self.hps['lr'][:, -1].tolist() if self.train.marks else []
+        lrs, layout, k = [], ((), []), 0
+        for _, _, _, reading in self.train.marks:
+            if reading.layout is not layout:
+                layout = names, mults = reading.layout
+                k = (names.index('lr')+1)*(len(mults)//len(names))-1
+            lrs.append(float(reading.raw[k])/layout[1][k])
+        return lrs
 
     @property
     def hps(self) -> dict[str, np.ndarray]:  # `(n_batches, n_groups)` by name: `lr`, `mom`, `sqr_mom`, `eps`, `wd`
@@ -158,9 +165,10 @@ class Recorder(Callback):
         which = f'{self.valid_name}_' if self.valid_name else ''
         results = {f'{which}{phase}_loss': losses.mean(start)}
         others = {n for key, names in self.columns.items() if key != (phase, self.valid_name) for n in names}
+        of_groups = {f'{n}_{i}' for n in own_hypers for i in range(len(self.opt.hypers) if self.opt else 0)}
         def add(name, value):
             names = (name, *(f'{name}_{i}' for i in range(2, 99)))
-            results[next(n for n in names if n not in {*results, *others, *own_columns})] = float(value)
+            results[next(n for n in names if n not in {*results, *others, *own_columns, *of_groups})] = float(value)
         for k, part in self.parts.items(): add(f'{which}{phase}_{k}', part.mean())
         which += f'{phase}_' if self.train_metrics else ''
         for m in self.active:
@@ -203,11 +211,15 @@ class Recorder(Callback):
         self.parts, self.active = {}, list(self.metrics) if metrics else []
         for m in self.active: m.reset()
 
+    def before_step(self): self.reading = self.learn.opt.read()  # what the step is made with; later it may change
+
     def after_batch(self):
         learn = self.learn
         if learn.loss is not None:
             n = n_items(learn.xb, learn.yb)
-            if learn.training: self.train.add(learn.loss, n, learn.iter, learn.epoch, learn.opt.read())
+            if learn.training:
+                reading = self.reading if learn.stepped else learn.opt.read()
+                self.train.add(learn.loss, n, learn.iter, learn.epoch, reading)
             else: self.valid.add(learn.loss, n)
             if learn.loss_parts:
                 for k, v in learn.loss_parts.items(): self.parts.setdefault(k, Losses()).add(v, n)

@@ -1,5 +1,6 @@
 """torch's learning-rate schedulers as callbacks: `learn.fit(5, cbs=partial(StepLR, step_size=2))`."""
 import inspect
+import math
 import warnings
 from contextlib import contextmanager
 from functools import partial
@@ -8,7 +9,8 @@ from typing import Any
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from ..host import callback_makers
-from .schedule import Scheduler
+from ..utils import warn
+from .schedule import ParamScheduler, Scheduler, refuse_both
 
 __all__ = ['TorchScheduler']
 
@@ -20,10 +22,10 @@ class TorchScheduler(Scheduler):
 
     One that is given as a class or a partial is made at the start of each fit, over that fit's learning rates, and what
     it needs of these is filled in unless it is given: `total_steps`, `T_max`, `max_lr`. An instance goes on where it
-    was, with its own rates. After the fit the hyper-parameters are again what they were.
+    was, with its own rates.
+    Rates that `param_opts` fixes stay.
     Raises: ValueError at the start of a fit, saying what does not fit; TypeError if it is no scheduler."""
     sched: Any = None     # torch's scheduler, in a fit
-    old: Any = None       # the hyper-parameters before
     has_step = False      # did torch's optimizer have a `step` of its own before? A scheduler gives it one
 
     def __init__(self,
@@ -35,12 +37,16 @@ class TorchScheduler(Scheduler):
         if by not in ('step', 'epoch', None): raise ValueError(f"TorchScheduler: by={by!r}; give 'step' or 'epoch'")
         if not isinstance(make, LRScheduler) and not callable(make):
             raise TypeError(f"TorchScheduler: a `{type(make).__name__}` is no scheduler of torch's")
+        if isinstance(make, partial) and make.args: raise TypeError(
+            f"TorchScheduler: torch's optimizer comes first, so name what you give: partial({make.func.__name__}, "
+            f"name={make.args[0]!r})")
 
     def before_fit(self):
-        opt = self.opt.opt
-        self.old, self.has_step = [dict(h) for h in self.opt.hypers], 'step' in vars(opt)
+        opt, others = self.opt.opt, self._begin()
+        self.has_step, self.said, self.held, self.plans = 'step' in vars(opt), False, 0, False
         if isinstance(self.make, LRScheduler): self.sched = self._given(self.make)
         else:
+            if 'wd' in self.opt.places: self.opt.regroup(by_decay=True)  # now: it would come in mid-fit with a decay
             for g in opt.param_groups: g.pop('initial_lr', None)  # an earlier scheduler's, which torch would take over
             self.sched = self.make(opt, **self._filled())
             if not isinstance(self.sched, LRScheduler): raise TypeError(
@@ -49,7 +55,10 @@ class TorchScheduler(Scheduler):
         self.steps = (self.by or ('step' if by_step else 'epoch')) == 'step'
         n, done = (self.per_epoch(), self._steps_done()) if self.steps else (1, self.epoch)
         skipped = 0 if self.sched is self.make else done
+        self.first = self.learn.n_step-done
+        self.planned = n*self.n_epoch if self.steps and self.plans and n and self.n_epoch else None
         self._check((n or 0)*self.n_epoch - done + skipped)
+        for cb in others: self.refuse(cb)
         with quiet():
             for _ in range(skipped): self._advance()
 
@@ -68,7 +77,7 @@ class TorchScheduler(Scheduler):
     def _filled(self):  # what a class needs to know of this fit
         f, given = (self.make.func, self.make) if isinstance(self.make, partial) else (self.make, None)
         takes = inspect.signature(f).parameters if isinstance(f, type) else {}
-        given = {**given.keywords, **dict(zip([*takes][1:], given.args))} if given else {}
+        given = given.keywords if given else {}
         if takes and takes.keys() & {'cycle_momentum'} and given.get('cycle_momentum', True) \
                 and 'mom' not in self.opt.places: raise ValueError(
             f"{f.__name__} would give this {type(self.opt.opt).__name__} a momentum, and it has none: "
@@ -81,10 +90,21 @@ class TorchScheduler(Scheduler):
         wanted = dict(max_lr=[g['lr'] for g in groups], total_steps=total, T_max=total)
         if given.keys() & {'epochs', 'steps_per_epoch'}: del wanted['total_steps']
         needs = {k: v for k, v in wanted.items() if k in takes and k not in given}
+        self.plans = bool(needs.keys() & {'total_steps', 'T_max'})
         if any(v is None for v in needs.values()): raise ValueError(
             f"the training loader has no length, and {f.__name__} needs one: give the fit `n_steps=…`")
         lists = {k: v for k, v in given.items() if k in by_group and isinstance(v, list) and len(v) == n_groups}
         return needs | {k: [v[g['group']] for g in groups] for k, v in lists.items()}  # torch's groups may be more
+
+    def refuse(self,
+        cb: Scheduler,  # another one that is at work
+    ) -> None:
+        """Let no ParamScheduler set what this one sets
+
+        Raises: ValueError if it would."""
+        sets = {'lr', *(['mom'] if getattr(self.sched, 'cycle_momentum', False) else [])}
+        both = sets & {*cb.scheds, *cb.factors} if isinstance(cb, ParamScheduler) else {}
+        if both: refuse_both(self, cb, min(both))
 
     def _check(self, ahead):  # how many steps the scheduler is to make
         total = getattr(self.sched, 'total_steps', None)
@@ -92,6 +112,10 @@ class TorchScheduler(Scheduler):
             f"{type(self.sched).__name__}: `total_steps` is {total}, but this fit has {end}: give the class without it")
         if not isinstance(self.sched, ReduceLROnPlateau): return
         if self.steps: raise ValueError("ReduceLROnPlateau watches a column of the table, so it goes by='epoch'")
+        better = next((m.greater_is_better for m in self.metrics if m.name == self.monitor), None)
+        if better is not None and better != (self.sched.mode == 'max'): raise ValueError(
+            f"ReduceLROnPlateau watches `{self.monitor}`, which is better {'high' if better else 'low'}: give it "
+            f"mode='{'max' if better else 'min'}'")
         names = self.recorder.metric_names if hasattr(self.learn, 'recorder') else []
         if self.monitor not in names: raise ValueError(
             f"ReduceLROnPlateau would watch `{self.monitor}`, and " + (
@@ -99,6 +123,22 @@ class TorchScheduler(Scheduler):
             ": give `TorchScheduler(…, monitor=…)`")
 
     def _advance(self):
+        if self.sched.optimizer is not self.opt.opt: return self._say(
+            "the optimizer has been made anew during the fit, and this scheduler goes on with the old one")
+        total = getattr(self.sched, 'total_steps', None) or math.inf
+        if total < math.inf and self.sched.last_epoch+1 >= total:  # it is at its end, where it stays
+            self.held += 1
+            if self.held > 1: self._say(f"it was made for {total} steps, and the fit goes on: it stays at its end; "
+                                        "`n_steps=…` says how many steps an epoch has")
+            return
+        self._step()
+        for g in self.opt.opt.param_groups: g['lr'] = g['opts'].get('lr', g['lr'])  # one that is fixed
+
+    def _say(self, message):
+        if not self.said: warn(f"{self}: {message}")
+        self.said = True
+
+    def _step(self):
         if not isinstance(self.sched, ReduceLROnPlateau): return self.sched.step()
         row = dict(zip(self.recorder.metric_names, self.recorder.log or ()))
         if row: self.sched.step(row[self.monitor])  # an epoch that was cancelled before it gave anything has none
@@ -111,18 +151,20 @@ class TorchScheduler(Scheduler):
             if not self.steps: self._advance()
 
     def cleanup_fit(self):
-        if self.old is None: return
-        for h, old in zip(self.opt.hypers, self.old): h.update(old)
+        if self.start is None: return
+        self._put_back(['lr', *(['mom'] if getattr(self.sched, 'cycle_momentum', False) else [])])
         if not self.has_step: vars(self.opt.opt).pop('step', None)
-        self.sched = self.old = None
+        self.sched = None
 
     def state_dict(self) -> dict[str, Any]:
-        "What torch's scheduler keeps; empty outside a fit"
-        return self.sched.state_dict() if self.sched else {}
+        "What torch's scheduler keeps, and where the fit began; empty outside a fit"
+        return dict(sched=self.sched.state_dict(), first=self.first) if self.sched else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # what `state_dict` gave
         "Let the fit's scheduler go on from there"
-        if state: self.sched.load_state_dict(state)
+        if not state: return
+        self.sched.load_state_dict(state['sched'])
+        self.first = state['first']
 
     def __repr__(self) -> str:
         o = self.make.func if isinstance(self.make, partial) else self.make

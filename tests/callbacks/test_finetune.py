@@ -197,7 +197,8 @@ def test_fine_tune_without_momentum():
 def test_fine_tune_stopped_early():
     "A fit that ends in the frozen part leaves the groups frozen, and the next one can go on"
     learn = tuned(train_bn=False)
-    learn.fine_tune(2, cbs=Callback(after_batch=raises(CancelFitException)))
+    with pytest.warns(UserWarning, match='ended while only the last group was trained: `learn.unfreeze'):
+        learn.fine_tune(2, cbs=Callback(after_batch=raises(CancelFitException)))
     assert frozen(learn)[0][0]
 
     learn.fine_tune(2, start_epoch=1)

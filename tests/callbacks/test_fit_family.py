@@ -50,7 +50,7 @@ def test_one_cycle(div, div_final, pct_start):
 
     close(found['lr'][:, 0], [cycle(i, .2/div, .2, .2/div_final) for i in range(12)])
     close(found['mom'][:, 2], [cycle(i, .95, .85, .95) for i in range(12)])
-    assert pct_start == 1 or (found['lr'][-1, 0], found['mom'][-1, 0]) == (.2*(1/div_final), .95)
+    assert pct_start == 1 or (found['lr'][-1, 0], found['mom'][-1, 0]) == (.2/div_final, .95)
 
 @pytest.mark.parametrize('lr,each', [(.2, [.2]*3), (slice(.01, .04), [.01, .02, .04]), (slice(.2), [.02, .02, .2]),
                                      ([.3, .1, .2], [.3, .1, .2]), (None, [rate]*3)])
@@ -63,16 +63,12 @@ def test_flat_cos(lr, each):
 
 @pytest.mark.parametrize('n_cycles,cycle_len,mult,lengths', [(3, 1, 1, [4, 4, 4]), (1, 3, 2, [12]), (2, 1, 2, [4, 8])])
 def test_sgdr(n_cycles, cycle_len, mult, lengths):
-    "Each cycle begins with the full rate, and the last step is at 0; `cycle_mult=1` gives cycles of the same length"
-    n, ends = sum(lengths), np.cumsum([0, *lengths])/sum(lengths)
-    def cycle(pos):
-        k = min(int(np.searchsorted(ends, pos+1e-12, 'right'))-1, n_cycles-1)
-        return half_cos(.2, 0., (pos-ends[k])/(ends[k+1]-ends[k]))
-
+    "Each cycle begins with the full rate and ends at 0; `cycle_mult=1` gives cycles of the same length"
     found = hps(three(), 'fit_sgdr', n_cycles, cycle_len, .2, mult)['lr'][:, 1]
 
-    np.testing.assert_allclose(found, [cycle(i/(n-1)) for i in range(n)], rtol=1e-9, atol=1e-16)
-    assert found[0] == .2 and found[-1] == 0
+    wanted = [half_cos(.2, 0., i/(n-1)) for n in lengths for i in range(n)]
+    np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-16)
+    assert found[np.cumsum([0, *lengths])[:-1]].tolist() == [.2]*n_cycles and found[-1] == 0
 
 def single(pos, shares):
     "A position as fastai has it: within a combined schedule's part it is rounded to single precision"
@@ -82,24 +78,37 @@ def single(pos, shares):
     start = math.fsum(shares[:k])
     return start + part*shares[k]
 
-@pytest.mark.parametrize('run,shares', [
-    (recorded[0], [.25, .75]), (recorded[1], [.5, .5]), (recorded[2], [.75, .25]), (recorded[3], [1/3, 2/3])],
-    ids=[r['call'] for r in recorded[:4]])
+@pytest.mark.parametrize('run,shares', [(recorded[0], [.25, .75]), (recorded[1], [.5, .5]), (recorded[2], [.75, .25])],
+                         ids=[r['call'] for r in recorded[:3]])
 def test_fastai(run, shares):
     "As functions of the position the schedules are fastai's, for each group, but for its single precision"
     made, args = [], {k: eval(v) if isinstance(v, str) else v for k, v in run['args'].items()}
-    def catch(cb): made.append((cb.param_scheduler, hypers(cb.learn)))
-    learn = three([Callback(before_fit=catch), Callback(before_epoch=raises(CancelFitException))], opt_func=Adam)
+    learn = three([Callback(before_fit=lambda cb: made.append((cb.param_scheduler, hypers(cb.learn)))),
+                   Callback(before_epoch=raises(CancelFitException))], opt_func=Adam)
 
     getattr(learn, run['call'])(**args)
 
     sched, start = made[0]
     at = [single(i/len(run['lr']), shares) for i in range(len(run['lr']))]
-    rates, mom = np.array([h['lr'] for h in start]), sched.scheds.get('mom', lambda pos: start[0]['mom'])
-    close([rates*sched.factors['lr'](pos) for pos in at], run['lr'], rtol=1e-9)
+    mom = sched.scheds.get('mom', lambda pos: start[0]['mom'])
+    close([np.broadcast_to(sched.scheds['lr'](pos), 3) for pos in at], run['lr'], rtol=1e-9)
     close([[mom(pos)]*3 for pos in at], run['mom'], rtol=1e-9)
     close([mom(i/len(at)) for i in range(len(at))], [m[0] for m in run['mom']], rtol=1e-6)
     assert sched.by == 'pos' and (sched.begin, sched.end, sched.only) == (0, 1, None)
+
+def test_fastai_sgdr():
+    "Each cycle is fastai's as a function of the position in it, but for its single precision"
+    run, made = recorded[3], []
+    learn = three(opt_func=Adam)
+    learn.fit = lambda n, lr, wd, cbs, *rest: made.extend(cbs)
+
+    learn.fit_sgdr(**run['args'])
+
+    n = len(run['lr'])
+    at = [(k, single(i/n, [1/3, 2/3])) for i in range(n) for k in [0 if i < n/3 else 1]]
+    close([[made[k].scheds['lr'](3*pos if k == 0 else (pos-1/3)*1.5)]*3 for k, pos in at], run['lr'], rtol=1e-9,
+          atol=1e-12)
+    assert [(cb.begin, cb.end) for cb in made] == [('0ep', '1ep'), ('1ep', '3ep')]
 
 @every_fit
 def test_nothing_stays(fit, args):
@@ -151,7 +160,7 @@ def test_no_momentum_is_given(opt_func):
 
     found = hps(learn, 'fit_one_cycle', 2)
 
-    assert 'mom' not in found and found['lr'][-1, 0] == rate*(1/1e5)
+    assert 'mom' not in found and found['lr'][-1, 0] == rate/1e5
     assert not any(g.get('momentum') for g in learn.opt.opt.param_groups)
     assert not any('momentum_buffer' in s and s['momentum_buffer'] is not None for s in learn.opt.opt.state.values())
 

@@ -82,7 +82,8 @@ def test_nothing_tried(recwarn):
     learn = synth_learner(Callback(before_epoch=cancel))
 
     assert learn.lr_find().valley is None and plt.get_fignums() == []
-    assert told(recwarn) == ["`valley` suggests nothing: of 100 iterations 0 gave a loss, which are too few"]
+    assert told(recwarn) == ["`valley` suggests nothing: of 100 iterations 0 gave a loss, which are too few: "
+                             "the first tenth of them and the last 5 are left out"]
 
 def test_a_rate_for_each_group():
     "Groups with sweeps of their own get a Row, which says whose the rates are, and which `fit` takes"

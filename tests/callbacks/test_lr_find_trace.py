@@ -234,7 +234,7 @@ def test_ctrl_c_while_all_is_put_back():
     learn = rich()
     learn.noise.slow = Slow()
 
-    assert ended(learn, KeyboardInterrupt, 'stopped when the fit was over') == []
+    assert ended(learn, KeyboardInterrupt, 'stopped after 8 of 8 iterations; the Learner is as it was') == []
 
 @pytest.mark.parametrize('cancel', [CancelFitException, CancelEpochException, CancelTrainException,
                                     CancelBatchException, CancelStepException])

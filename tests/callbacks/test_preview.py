@@ -16,6 +16,7 @@ import learner  # noqa: F401  # adds the fit methods
 from learner.callback import Callback
 from learner.callbacks.schedule import ParamScheduler, Scheduler
 from learner.callbacks.torch_schedule import TorchScheduler
+from learner.learner import Learner
 from learner.optim import SGD, Adam
 from learner.plot import plot_hypers
 from learner.schedules import SchedExp, SchedLin, SchedNo, policy_exp
@@ -122,7 +123,7 @@ def test_number_of_steps(n_steps, learn):
     "There is a value for each step: `n_steps` an epoch if it is given"
     lr = learn().simulate_sched('fit_flat_cos', 2, .1, n_steps=n_steps)['lr']
 
-    assert len(lr) == 2*n_steps and lr[0, 0] == .1 and lr[-1, 0] == .1*(1/1e5)
+    assert len(lr) == 2*n_steps and lr[0, 0] == .1 and lr[-1, 0] == .1/1e5
 
 def test_s40_unsized_data():
     "Without a length there is nothing to be foreseen, and that is told (S40)"
@@ -150,9 +151,9 @@ def content(learn):
     states = [cb.state_dict() for cb in learn.cbs if isinstance(cb, Scheduler)]
     return copy.deepcopy([groups, states]), learn.opt and [*vars(learn.opt.opt)]
 
-def watched(fits):
+def watched(fits, torchs=True):
     "A learner after so many fits, with gradients, a frozen weight, and schedulers of its own"
-    cbs = [ParamScheduler({'eps': SchedLin(1e-8, 1e-4)}, end='3it'), partial(LinearLR, total_iters=3)]
+    cbs = [ParamScheduler({'eps': SchedLin(1e-8, 1e-4)}, end='3it'), *[partial(LinearLR, total_iters=3)]*torchs]
     learn = three(cbs, opt_func=Adam, n_valid=1)
     for _ in range(fits): learn.fit(1)
     for p in learn.model.parameters(): p.grad = torch.ones_like(p)
@@ -161,10 +162,9 @@ def watched(fits):
 
 @pytest.mark.parametrize('fits', [0, 1])
 @pytest.mark.parametrize('name', ['fit cbs', 'fit lr wd', 'fit_one_cycle', 'fine_tune', 'one_cycle', 'sequential'])
-@pytest.mark.filterwarnings('ignore:`lr` was set to')
 def test_no_trace(name, fits):
     "Weights, gradients, optimizer, counters, callbacks, record and random streams are as before"
-    (fit, args, kwargs), learn = calls[name], watched(fits)
+    (fit, args, kwargs), learn = calls[name], watched(fits, name in ('fit lr wd', 'one_cycle', 'sequential'))
     learn.simulate_sched(fit, *args, **kwargs)  # fields of the class become the learner's own, with the same values
     old, inside, before, rng = held(learn), content(learn), weights(learn), torch.get_rng_state()
 
@@ -178,7 +178,7 @@ def test_no_trace(name, fits):
 
 def test_no_trace_of_an_error():
     "Neither does a fit that would fail leave any"
-    learn = watched(1)
+    learn = watched(1, torchs=False)
     learn.simulate_sched('fit', 2)
     old, inside = held(learn), content(learn)
 
@@ -211,7 +211,18 @@ def test_errors_are_the_fits(fit, args, kwargs):
 
 def test_no_such_fit():
     "A fit that is none is told"
-    with pytest.raises(AttributeError, match='`Learner` has no `fit_all`'): three().simulate_sched('fit_all', 2)
+    with pytest.raises(ValueError, match='fit_all.* is no fit method'): three().simulate_sched('fit_all', 2)
+    with pytest.raises(ValueError, match='lr_find.* is no fit method'): three().simulate_sched('lr_find')
+    with pytest.raises(ValueError, match='is no fit method'): three().simulate_sched(partial(Learner.fit, 2))
+
+def test_ones_own_fit_stays():
+    "Who has replaced `learn.fit` keeps it"
+    learn, calls = three(), []
+    learn.fit = mine = lambda *args: calls.append(args)
+
+    learn.simulate_sched('fit_one_cycle', 1)
+
+    assert learn.fit is mine and calls == []
 
 def test_within_a_fit():
     "Within a fit there is no other one to be foreseen"

@@ -197,7 +197,7 @@ def test_without_recorder():
     ('after_validate', 1, None, 'stopped in epoch 1/3 during validation'),
     ('before_train', 2, None, 'stopped in epoch 2/3'),
     ('after_train', 2, None, 'stopped in epoch 2/3 at training batch 4/4'),
-    ('before_fit', 1, None, 'stopped in epoch 1/3'),
+    ('before_fit', 1, None, ''),
     ('after_epoch', 1, None, 'stopped in epoch 1/3')])
 def test_stopped(ex, event, nth, training, note):
     "After an error or an interrupt the display is closed once, and says where the fit stopped"

@@ -244,11 +244,6 @@ def test_other_hypers_may_be_scheduled():
     assert found[:, 0, 0].tolist() == [.1]*4+[.05]*4
     np.testing.assert_allclose(found[:, 0, 1], np.linspace(.9, .2, 8))
 
-def test_both_schedule_the_rate():
-    "Where a ParamScheduler sets the rates, that torch's are lost is told"
-    with pytest.warns(UserWarning, match='`lr` was set to .* while ParamScheduler'):
-        three().fit(2, cbs=[partial(ExponentialLR, gamma=.5), ParamScheduler({'lr': SchedLin(.1, 0.)})])
-
 def test_no_epochs():
     "A fit of no epochs works with each of them"
     learn = three(n_valid=1)
@@ -266,6 +261,7 @@ def test_state():
     def go_on(cb):
         other.load_state_dict(state)
         cb.opt.set_hyper('lr', other.sched.get_last_lr()[0])
+        cb.learn.n_step = 6
     learn = three([late(before_train=go_on), late(after_batch=raises(CancelTrainException, nth=2))])
     assert lrs(2, other, learn, start_epoch=1) == whole[6:] and other.state_dict() == {}
 

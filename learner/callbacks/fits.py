@@ -1,0 +1,118 @@
+"""The fits that are named after their schedules: `fit_one_cycle`, `fit_flat_cos`, `fit_sgdr`."""
+from collections.abc import Callable
+from itertools import accumulate, pairwise
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from fastcore.basics import patch
+from fastcore.foundation import L
+
+from ..frame import current_opt
+from ..learner import Learner
+from ..schedules import SchedCos, combined_cos
+from .schedule import ParamScheduler
+
+__all__ = ['mom_sched', 'group_rates', 'check_numbers']
+
+
+def check_numbers(
+    **values: float,  # by name; `pct_start` from 0 to 1, all others above 0
+) -> None:
+    "Refuse, by name, what cannot be"
+    for name, v in values.items():
+        if name == 'pct_start':
+            if not 0 <= v <= 1: raise ValueError(f"`pct_start` is {v}; it is a share of the steps, 0 to 1")
+        elif not v > 0: raise ValueError(f"`{name}` is {v}; it must be above 0")
+
+
+def group_rates(
+    learn: Learner,
+    lr: Any,          # as `fit` takes it; None: the Learner's
+) -> Any:             # a float if they are all the same, else an array `(n_groups,)`
+    """Learning rates of all groups
+
+    Raises: ValueError or TypeError if there is not one for each."""
+    rates = current_opt(learn).values_of('lr', learn.lr if lr is None else lr)
+    return rates[0] if len({*rates}) == 1 else np.array(rates)
+
+
+def mom_sched(
+    learn: Learner,
+    pct: float,         # share of the steps until the middle, 0 to 1
+    moms: tuple|None,   # at start, middle and end; None: the Learner's own, which are for optimizers that have one
+) -> dict[str, Callable]:
+    """The schedule of the momentum, by name; empty where there is none, and none was asked for
+
+    Raises: ValueError if there are not three."""
+    asked, moms = moms is not None, learn.moms if moms is None else moms
+    if np.shape(moms) != (3,): raise ValueError(f"`moms` is {moms}: give it for the start, the middle and the end")
+    if 'mom' in current_opt(learn).places or asked and any(moms): return {'mom': combined_cos(pct, *moms)}
+    return {}
+
+
+@patch
+def fit_one_cycle(self: Learner,
+    n_epoch: int,                           # epochs to train
+    lr_max: float|slice|list|None = None,   # highest learning rate, also one per group; None: `self.lr`
+    div: float = 25.,                       # it starts at `lr_max/div`
+    div_final: float = 1e5,                 # the last step has `lr_max/div_final`
+    pct_start: float = .25,                 # share of the steps in which it rises, 0 to 1
+    wd: float|list|None = None,             # weight decay, for this fit only; None: `self.wd`
+    moms: tuple|None = None,                # momentum at start, middle, end; None: `self.moms`, if there is momentum
+    cbs: Any = None,                        # callbacks for this fit only
+    reset_opt: bool = False,                # begin with a new optimizer
+    start_epoch: int = 0,                   # skip the epochs before this one; the schedule begins where they end
+    n_steps: int|None = None,               # optimizer steps an epoch; None: one a training batch
+) -> None:
+    """Fit with the learning rate rising along half a cosine and then falling along another, momentum the other way
+
+    Raises: ValueError if `moms` are given and the optimizer has no momentum, or a number cannot be.
+    Source: Smith 2018, "A disciplined approach to neural network hyper-parameters", arXiv 1803.09820."""
+    check_numbers(div=div, div_final=div_final, pct_start=pct_start)
+    lr = group_rates(self, lr_max)
+    scheds = {'lr': combined_cos(pct_start, lr/div, lr, lr/div_final), **mom_sched(self, pct_start, moms)}
+    self.fit(n_epoch, lr_max, wd, L(cbs)+ParamScheduler(scheds), reset_opt, start_epoch, n_steps)
+
+
+@patch
+def fit_flat_cos(self: Learner,
+    n_epoch: int,                       # epochs to train
+    lr: float|slice|list|None = None,   # learning rate, also one per group; None: `self.lr`
+    div_final: float = 1e5,             # the last step has `lr/div_final`
+    pct_start: float = .75,             # share of the steps in which it stays `lr`, 0 to 1
+    wd: float|list|None = None,         # weight decay, for this fit only; None: `self.wd`
+    cbs: Any = None,                    # callbacks for this fit only
+    reset_opt: bool = False,            # begin with a new optimizer
+    start_epoch: int = 0,               # skip the epochs before this one; the schedule begins where they end
+    n_steps: int|None = None,           # optimizer steps an epoch; None: one a training batch
+) -> None:
+    "Fit with a constant learning rate that falls along half a cosine at the end"
+    check_numbers(div_final=div_final, pct_start=pct_start)
+    rate = group_rates(self, lr)
+    sched = ParamScheduler({'lr': combined_cos(pct_start, rate, rate, rate/div_final)})
+    self.fit(n_epoch, lr, wd, L(cbs)+sched, reset_opt, start_epoch, n_steps)
+
+
+@patch
+def fit_sgdr(self: Learner,
+    n_cycles: int,                          # how often the learning rate starts anew
+    cycle_len: int,                         # epochs of the first cycle
+    lr_max: float|slice|list|None = None,   # learning rate at the start of each, also one per group; None: `self.lr`
+    cycle_mult: int = 2,                    # each cycle is so many times as long as the one before
+    cbs: Any = None,                        # callbacks for this fit only
+    reset_opt: bool = False,                # begin with a new optimizer
+    wd: float|list|None = None,             # weight decay, for this fit only; None: `self.wd`
+    start_epoch: int = 0,                   # skip the epochs before this one; the schedule begins where they end
+    n_steps: int|None = None,               # optimizer steps an epoch; None: one a training batch
+) -> None:
+    """Fit with the learning rate falling to 0 along half a cosine, again and again, for longer each time
+
+    Raises: ValueError if a number of cycles or epochs is none.
+    Source: Loshchilov and Hutter 2017, "SGDR: Stochastic Gradient Descent with Warm Restarts", arXiv 1608.03983."""
+    for name, n in dict(n_cycles=n_cycles, cycle_len=cycle_len, cycle_mult=cycle_mult).items():
+        if not isinstance(n, Integral) or n < 1: raise ValueError(f"fit_sgdr: `{name}` is {n!r}; give 1 or more")
+    ends = [0, *accumulate(cycle_len*cycle_mult**i for i in range(n_cycles))]
+    falling = {'lr': SchedCos(lr := group_rates(self, lr_max), lr*0)}
+    scheds = [ParamScheduler(falling, begin=f'{a}ep', end=f'{b}ep') for a, b in pairwise(ends)]
+    self.fit(ends[-1], lr_max, wd, L(cbs)+scheds, reset_opt, start_epoch, n_steps)
