@@ -56,8 +56,11 @@ class FreezeUntil(Callback):
     run_in = {'fit'}
     run_valid = False
     order = -20
-    first = 0     # value of `learn.n_step` at the fit's very first step
-    until = 0     # the step that trains all groups
+    state = ('first',)
+    first = 0        # value of `learn.n_step` at the fit's very first step
+    begun = 0        # the same at the first step of this process
+    until = 0        # the step that trains all groups
+    flags: Any = ()  # each parameter, and whether it was trained before
     frozen = False
 
     def __init__(self,
@@ -65,10 +68,11 @@ class FreezeUntil(Callback):
     ): self.when = when
 
     def before_fit(self):
-        n = self.n_steps or self.dls.train.n_batches
+        n, self.begun = self.n_steps or self.dls.train.n_batches, self.learn.n_step
+        self.flags = [(p, p.requires_grad) for p in self.opt.all_params()]
         self.until = steps_of(self.when, n, self.n_epoch)
-        self.first = self.learn.n_step - steps_of(f'{self.epoch}ep' if self.epoch else 0, n, self.n_epoch)
-        self.frozen = self.learn.n_step-self.first < self.until
+        self.first = self.begun - steps_of(f'{self.epoch}ep' if self.epoch else 0, n, self.n_epoch)
+        self.frozen = self.begun-self.first < self.until
         self.opt.freeze_to(-1 if self.frozen else 0)
 
     def before_epoch(self): self._thaw()
@@ -80,7 +84,10 @@ class FreezeUntil(Callback):
         self.frozen = False
 
     def cleanup_fit(self):
-        if self.frozen and steps_of(1, self.n_steps or self.dls.train.n_batches, self.n_epoch) > self.until: warn(
+        flags, self.flags = self.flags, ()
+        if self.learn.n_step == self.begun:  # refused before training
+            for p, trained in flags: p.requires_grad_(trained)
+        elif self.frozen and steps_of(1, self.n_steps or self.dls.train.n_batches, self.n_epoch) > self.until: warn(
             "the fit ended while only the last group was trained: `learn.unfreeze()` makes all trainable")
 
 

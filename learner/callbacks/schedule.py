@@ -168,8 +168,9 @@ class ParamScheduler(Scheduler):
 
     def _each(self, name, value):  # one number for each group
         n = len(self.learn.opt.hypers)
-        values = [value]*n if type(value) is float else np.ravel(value).tolist()
-        if not np.ndim(value) and len(values) == 1: values *= n
+        if type(value) is float and 0 <= value < limits.get(name, math.inf): return [value]*n  # nearly always
+        values = np.ravel(value).tolist()
+        if not np.ndim(value): values *= n
         if len(values) != n: raise ValueError(f"{self}: {len(values)} values of `{name}` for {n} groups:\n{self.opt}")
         if bad := [v for v in values if not isinstance(v, (int, float)) or not 0 <= v < limits.get(name, math.inf)]:
             raise ValueError(f"{self}: `{name}` would be {bad[0]}; it must be 0 or more" + ", and less than 1"*(
@@ -180,16 +181,17 @@ class ParamScheduler(Scheduler):
         i = self.learn.n_step-self.first
         if i == self.step_i: return  # no step since, as while gradients are accumulated
         self.step_i = i
-        last = i if i < self.ends else self.ends-1  # the end of one that was over before the fit, or this one, began
-        if self.begins <= last != self.acted_at:
+        at = i if i < self.ends else self.ends-1  # the end of one that was over before the fit, or this one, began
+        if self.begins <= at != self.acted_at:
             if self.acted_at < 0: self.epoch0 = self.epoch
-            x, self.acted_at = self._x(last), last
+            x, self.acted_at = self._x(at), at
             for name, f in self.scheds.items(): self.set_to[name] = self._each(name, f(x))
             for name, f in self.factors.items(): self.scaled_by[name] = self._each(name, f(x))
         if i == self.planned: warn(
             f"{self}: was made for {i} steps, and the fit goes on: it stays at the end; `n_steps=…` says how many "
             "steps an epoch has")
-        if next(cb for cb in reversed(self.peers) if cb.run) is self: self._write()
+        last = self.peers[-1]
+        if last is self or not last.run and next(cb for cb in reversed(self.peers) if cb.run) is self: self._write()
 
     def _x(self, i):
         if self.by == 'pos': return (i-self.begins)/max(1, self.ends-1-self.begins)  # the last one is at 1
@@ -200,7 +202,7 @@ class ParamScheduler(Scheduler):
     def _write(self):  # what all of them together have made of it
         opt, peers, now = self.learn.opt, self.peers, {}
         if self.wrote_to is opt and self.reading not in (None, opt.read()): self._tell_lost()
-        for cb in sorted(peers, key=attrgetter('acted_at')):
+        for cb in sorted(peers, key=attrgetter('acted_at')) if len(peers) > 1 else peers:
             for name, values in cb.set_to.items(): now[name] = cb._merged(now.get(name) or self.start[name], values)
         for cb in peers:
             for name, values in cb.scaled_by.items():

@@ -1,4 +1,6 @@
 """The two parts of `fine_tune`: where one ends and the other begins, what it takes, and what is refused."""
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -81,6 +83,15 @@ def test_thawing_epoch_is_cancelled():
     learn.fit(3, cbs=[first, FreezeUntil('1ep'), watch(seen)])
 
     assert [frozen for frozen, _ in seen] == [True]*4 + [False]*4
+
+def test_refused_before_training():
+    "A fit that is refused leaves trainable what was"
+    learn = tuned(opt_func=partial(torch.optim.SGD, momentum=0.))
+    learn.model[1].weight.requires_grad_(False)
+
+    with pytest.raises(ValueError, match='no `mom`'): learn.fine_tune(1, moms=(.9, .8, .9))
+
+    assert [p.requires_grad for p in learn.model.parameters()] == [True]*2 + [False] + [True]*3
 
 def test_ends_in_the_first_part():
     "A fit that ends while the body is frozen says so; one that was to end there does not"
