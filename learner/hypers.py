@@ -31,7 +31,8 @@ def value_at(group: dict, place: tuple[str, int|None]) -> float:
 def per_group(v, n: int) -> list[float]:
     "`v` for each of `n` groups: a number is for all, `slice(a, b)` geometric, `slice(b)` `b/10` for all but the last"
     if not isinstance(v, slice):
-        if type(v).__name__ == 'SuggestedLRs' and len(v) == 1: v = v[0]  # of `lr_find`
+        if type(v).__name__ == 'SuggestedLRs' and len(v) == 1:
+            if (v := v[0]) is None: raise TypeError("`lr_find` has suggested nothing")
         elif hasattr(v, '_fields'): raise TypeError(f"{v}: give one of {', '.join(v._fields)}")
         if (a := np.asarray(v)).dtype.kind not in 'fiu' or a.ndim > 1: raise TypeError(f"{v!r} is no number, or list")
         return [float(x) for x in a] if a.ndim else [float(v)]*n

@@ -26,11 +26,12 @@ containers: Any = OrderedDict, dict, list, set, deque
 def kept(
     *objects: Any,        # models, optimizers, tensors, dicts of them …
     whole: tuple = (),    # further classes whose attributes are kept wherever one is found
+    apart: tuple = (),    # objects that are not looked into wherever one is found
 ):
     """Put `objects` back as they were after the block, even after an error
 
     Raises: ValueError if a parameter is lazy, since it cannot be made so again."""
-    seen: dict[int, Any] = {}  # by id, each with a reference that keeps the id its own
+    seen: dict[int, Any] = {id(o): o for o in apart}  # by id, each with a reference that keeps the id its own
     kinds = (nn.Module, TorchOptimizer, L, *whole)
     restores = [back for o in objects for back in _content(o, seen, kinds)]
     with ExitStack() as stack:  # puts all back, last one first, whatever fails
@@ -58,6 +59,7 @@ def _content(o, seen, kinds) -> Iterator[Callable]:  # what brings back the cont
     if id(o) in seen or isinstance(o, (str, bytes, int, float, bool, type(None), type)): return
     if isinstance(o, kinds): yield from _attributes(o, seen, kinds)
     elif isinstance(o, tuple):
+        seen[id(o)] = o
         for v in o: yield from _content(v, seen, kinds)
     elif kind := next((k for k in containers if isinstance(o, k)), None):
         seen[id(o)], old = o, kind(o)
@@ -107,7 +109,7 @@ def _tensor(o):
         "`learn.validate()`, or the model with a batch, before")
     data, leaf, wanted = o.detach(), o.is_leaf, o.requires_grad
     places, size = _places(data), _size(data)
-    content, grad = places.clone() if size or not data.numel() else None, o.grad if leaf else None
+    content, grad = places.clone() if size or not data.numel() else None, o.grad if leaf else None  # None: it has none
     grad_back = None if grad is None else _tensor(grad)
     def back():
         if _size(data) != size: data.untyped_storage().resize_(size)  # it was freed, to be gathered again
@@ -123,7 +125,7 @@ def _tensor(o):
 
 def _plain(t): return t.layout is torch.strided and not t.is_nested
 
-def _size(t): return t.untyped_storage().nbytes() if _plain(t) else -1  # in bytes; 0: freed
+def _size(t): return t.untyped_storage().nbytes()*(not t.is_meta) if _plain(t) else -1  # in bytes; 0: freed, or meta
 
 def _same(a, b): return _plain(a) and torch.equal(a, b)
 

@@ -19,7 +19,7 @@ levels = [
     'callback checks data display frame host loader losses measure metrics optim plot skmetrics',
     'learner',
     '''callbacks.finetune callbacks.fits callbacks.lr_find callbacks.preview callbacks.progress callbacks.recorder
-       callbacks.schedule callbacks.show callbacks.torch_schedule''',
+       callbacks.schedule callbacks.show callbacks.torch_schedule no_trace''',
     '__init__ all',
 ]
 # All imports within a level: a file, and those it builds on.
@@ -28,7 +28,7 @@ same_level = {
     'host': 'callback', 'checks': 'optim', 'frame': 'optim', 'data': 'loader losses', 'metrics': 'measure',
     'plot': 'display', 'skmetrics': 'measure',
     'callbacks.finetune': 'callbacks.fits callbacks.schedule', 'callbacks.fits': 'callbacks.schedule',
-    'callbacks.lr_find': 'callbacks.recorder',
+    'callbacks.lr_find': 'callbacks.recorder no_trace',
     'callbacks.preview': 'callbacks.schedule callbacks.torch_schedule',
     'callbacks.torch_schedule': 'callbacks.schedule',
     'all': '__init__',

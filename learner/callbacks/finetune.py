@@ -51,6 +51,7 @@ def unfreeze(self: Learner) -> Learner:
 class FreezeUntil(Callback):
     """Trains the last parameter group alone at first, and all of them from some place in the fit on
 
+    As with a ParamScheduler what counts is the optimizer's steps: '1ep' is as many as an epoch has.
     Raises: ValueError at the start of a fit if there is only one group, with the table of groups, or no such place.
     Order: before all that look at what is frozen."""
     run_in = {'fit'}
@@ -60,6 +61,7 @@ class FreezeUntil(Callback):
     first = 0        # value of `learn.n_step` at the fit's very first step
     begun = 0        # the same at the first step of this process
     until = 0        # the step that trains all groups
+    ends = math.inf  # the fit's number of steps
     flags: Any = ()  # each parameter, and whether it was trained before
     frozen = False
 
@@ -70,7 +72,7 @@ class FreezeUntil(Callback):
     def before_fit(self):
         n, self.begun = self.n_steps or self.dls.train.n_batches, self.learn.n_step
         self.flags = [(p, p.requires_grad) for p in self.opt.all_params()]
-        self.until = steps_of(self.when, n, self.n_epoch)
+        self.until, self.ends = steps_of(self.when, n, self.n_epoch), math.inf if n is None else n*self.n_epoch
         self.first = self.begun - steps_of(f'{self.epoch}ep' if self.epoch else 0, n, self.n_epoch)
         self.frozen = self.begun-self.first < self.until
         self.opt.freeze_to(-1 if self.frozen else 0)
@@ -87,7 +89,7 @@ class FreezeUntil(Callback):
         flags, self.flags = self.flags, ()
         if self.learn.n_step == self.begun:  # refused before training
             for p, trained in flags: p.requires_grad_(trained)
-        elif self.frozen and steps_of(1, self.n_steps or self.dls.train.n_batches, self.n_epoch) > self.until: warn(
+        elif self.frozen and self.until < self.ends: warn(
             "the fit ended while only the last group was trained: `learn.unfreeze()` makes all trainable")
 
 

@@ -3,17 +3,13 @@ import math
 from bisect import bisect_left
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from copy import copy
 from functools import partial
 from keyword import iskeyword
 from numbers import Integral
 from time import perf_counter
-from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
-import torch
 from fastcore.basics import patch
 from fastcore.foundation import L
 
@@ -22,12 +18,9 @@ from ..checks import check_fit
 from ..display import Bar
 from ..events import CancelEpochException, CancelFitException
 from ..frame import fit_frame
-from ..hypers import Hypers, per_group, stack_readings
-from ..keep import is_generator, kept
+from ..hypers import per_group, stack_readings
 from ..learner import Learner
-from ..loader import untouched
-from ..modes import choose_device
-from ..optim import Optimizer
+from ..no_trace import no_trace
 from ..plot import plot_lr_find, show_figure
 from ..schedules import sched_exp
 from ..utils import warn
@@ -180,43 +173,6 @@ class LRFinder(Callback):
 
     def cleanup_fit(self):
         if self.shown: self.shown._shows(self.shown.live.close)
-
-
-@contextmanager
-def no_trace(
-    learn: Learner,
-):
-    """Train for a while: afterwards the Learner is as before, with all it has, and the next fit like one without
-
-    The training loader is iterated as a fork, by workers of its own.
-    Raises: ValueError if the model has lazy parameters."""
-    dls, own, stop = learn.dls, learn.dls.train, learn._stop
-    if choose_device(dls.device, learn.model).type == 'cuda': torch.cuda.init()  # else its random stream is not kept
-    loss, plain = learn.loss_func, (FunctionType, BuiltinFunctionType, partial, type, ModuleType)
-    whole = Learner, Callback, Optimizer, Hypers, *([type(loss)] if not isinstance(loss, (*plain, type(None))) else [])
-    try:
-        with untouched(own), _kept_data(own.dl), kept(learn, whole=whole):
-            learn._dls, learn._metrics = copy(dls), L()
-            learn._dls.loaders = [own.fork(), *dls.loaders[1:]]
-            try: yield
-            finally: stop.held = True
-    finally: stop.held = False
-
-
-@contextmanager
-def _kept_data(dl):  # samplers with all they have, datasets with their attributes and generators, but not their data
-    samplers = [s for s in (getattr(dl, 'sampler', None), getattr(dl, 'batch_sampler', None)) if s is not None]
-    data, attrs, generators = dl, [], []
-    while (data := getattr(data, 'dataset', None)) is not None and hasattr(data, '__dict__'):
-        attrs.append((vars(data), dict(vars(data))))
-        generators += filter(is_generator, vars(data).values())
-    own = [dl] if hasattr(type(dl), 'state_dict') else []  # a loader that keeps its own position
-    with kept(*samplers, *generators, *own, whole=tuple({type(s) for s in samplers if hasattr(s, '__dict__')})):
-        try: yield
-        finally:
-            for now, old in attrs:
-                now.clear()
-                now.update(old)
 
 
 @patch

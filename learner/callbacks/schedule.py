@@ -135,7 +135,8 @@ class ParamScheduler(Scheduler):
         self.set_to, self.scaled_by, n = {}, {}, self.per_epoch()
         self.begins, total = steps_of(self.begin, n, self.n_epoch), math.inf if n is None else n*self.n_epoch
         self.ends = math.inf if self.end == 1 and self.by != 'pos' else steps_of(self.end, n, self.n_epoch)
-        if self.n_epoch and self.begins >= min(self.ends, total): raise ValueError(
+        rounded = self.begins == self.ends < total and self.begin != self.end  # a window of less than half a step
+        if self.n_epoch and self.begins >= min(self.ends, total) and not rounded: raise ValueError(
             f"{self}: from step {self.begins} on and until step {self.ends} there is no step in this fit, which has "
             f"{total}")
         if self.n_epoch and total < self.ends < math.inf: warn(
@@ -182,7 +183,7 @@ class ParamScheduler(Scheduler):
         if i == self.step_i: return  # no step since, as while gradients are accumulated
         self.step_i = i
         at = i if i < self.ends else self.ends-1  # the end of one that was over before the fit, or this one, began
-        if self.begins <= at != self.acted_at:
+        if self.begins <= at != self.acted_at and self.begins < self.ends:
             if self.acted_at < 0: self.epoch0 = self.epoch
             x, self.acted_at = self._x(at), at
             for name, f in self.scheds.items(): self.set_to[name] = self._each(name, f(x))

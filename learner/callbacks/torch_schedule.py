@@ -14,6 +14,7 @@ from .schedule import ParamScheduler, Scheduler, refuse_both
 
 __all__ = ['TorchScheduler']
 
+absolute = OneCycleLR, CyclicLR  # whose rates do not go by those that are set
 by_group = {'max_lr', 'base_lr', 'min_lr', 'max_momentum', 'base_momentum', 'lr_lambda'}  # may be lists of one each
 
 
@@ -51,7 +52,7 @@ class TorchScheduler(Scheduler):
             self.sched = self.make(opt, **self._filled())
             if not isinstance(self.sched, LRScheduler): raise TypeError(
                 f"TorchScheduler: {self.make} returned a `{type(self.sched).__name__}`, no scheduler of torch's")
-        by_step = isinstance(self.sched, (OneCycleLR, CyclicLR))
+        by_step = isinstance(self.sched, absolute)
         self.steps = (self.by or ('step' if by_step else 'epoch')) == 'step'
         n, done = (self.per_epoch(), self._steps_done()) if self.steps else (1, self.epoch)
         skipped = 0 if self.sched is self.make else done
@@ -83,7 +84,7 @@ class TorchScheduler(Scheduler):
             f"{f.__name__} would give this {type(self.opt.opt).__name__} a momentum, and it has none: "
             f"partial({f.__name__}, cycle_momentum=False) leaves it so")
         n = self.per_epoch()
-        by_step = self.by == 'step' or self.by is None and f in (OneCycleLR, CyclicLR)
+        by_step = self.by == 'step' or self.by is None and f in absolute
         n_epoch = max(1, self.n_epoch)  # torch's classes plan for one step at least
         total = n and n*n_epoch if by_step else n_epoch
         groups, n_groups = self.opt.opt.param_groups, len(self.opt.hypers)
@@ -99,12 +100,16 @@ class TorchScheduler(Scheduler):
     def refuse(self,
         cb: Scheduler,  # another one that is at work
     ) -> None:
-        """Let no ParamScheduler set what this one sets
+        """Let no other one set what this one sets; torch's own can be chained, unless they give the rates themselves
 
         Raises: ValueError if it would."""
-        sets = {'lr', *(['mom'] if getattr(self.sched, 'cycle_momentum', False) else [])}
-        both = sets & {*cb.scheds, *cb.factors} if isinstance(cb, ParamScheduler) else {}
-        if both: refuse_both(self, cb, min(both))
+        if isinstance(cb, TorchScheduler):
+            if isinstance(self.sched, absolute) or isinstance(cb.sched, absolute): refuse_both(self, cb, 'lr')
+        elif isinstance(cb, ParamScheduler) and (both := {*self._sets()} & {*cb.scheds, *cb.factors}): raise ValueError(
+            f"{self} and {cb} both set `{min(both)}`, and one would undo the other: leave one out, or use only torch's "
+            "schedulers, which can be chained, or only ParamSchedulers, whose factors multiply")
+
+    def _sets(self): return ['lr', *(['mom'] if getattr(self.sched, 'cycle_momentum', False) else [])]
 
     def _check(self, ahead):  # how many steps the scheduler is to make
         total = getattr(self.sched, 'total_steps', None)
@@ -152,7 +157,7 @@ class TorchScheduler(Scheduler):
 
     def cleanup_fit(self):
         if self.start is None: return
-        self._put_back(['lr', *(['mom'] if getattr(self.sched, 'cycle_momentum', False) else [])])
+        self._put_back(self._sets())
         if not self.has_step: vars(self.opt.opt).pop('step', None)
         self.sched = None
 

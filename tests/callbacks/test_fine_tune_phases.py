@@ -64,6 +64,18 @@ def test_epochs_cut_short():
     first, second = [lr for frozen, lr in seen if frozen], [lr for frozen, lr in seen if not frozen]
     assert len(first) == 4 and len(second) == 5 and max(first) > 1e-3 > max(second)
 
+def test_place_without_a_length():
+    "A place in steps needs no length of an epoch; that it was not reached is no error, for it cannot be known"
+    data = list(synth_learner(n=4).dls.train)
+    class Stream:
+        def __iter__(self): return iter(data)
+    learn = synth_learner(model=net(), splitter=split_blocks('1', '2'), dls=(Stream(), None))
+
+    with pytest.warns(UserWarning, match='ended while only the last group was trained'):
+        learn.fit(1, cbs=FreezeUntil('500it'))
+
+    assert learn.n_step == 4 and is_frozen(learn)
+
 def test_accumulation():
     "With `n_steps` the parts are those of the optimizer's steps"
     seen, learn = [], tuned()
@@ -147,7 +159,7 @@ def test_another_schedule_of_the_rate(fit, cb):
     "Another scheduler of the learning rate is refused before training"
     counts, learn = Counts(), tuned()
 
-    with pytest.raises(ValueError, match='both set `lr` at the same steps'):
+    with pytest.raises(ValueError, match='both set `lr`'):
         fit(learn, [cb if isinstance(cb, type) else cb(), counts])
 
     assert counts.n == 0

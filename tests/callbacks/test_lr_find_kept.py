@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Sampler
 
 from learner.callback import Callback
 from learner.callbacks.lr_find import minimum, valley
@@ -17,69 +16,6 @@ from learner.learner import Learner
 from tests.helpers import raises, synth_learner
 
 find = partial(Learner.lr_find, num_it=8, end_lr=1., stop_div=False, show_plot=False, suggest_funcs=None)
-
-
-# ---- data with a state of its own
-
-class Drawn(Sampler):
-    "Draws the order from a generator of its own"
-    def __init__(self, rng): self.rng = rng
-    def __len__(self): return 16
-    def __iter__(self):
-        if isinstance(self.rng, random.Random): return iter(self.rng.sample(range(16), 16))
-        return iter(self.rng.permutation(16).tolist())
-
-class Counted(Sampler):
-    "Begins each epoch one item later"
-    epoch = 0
-    def __len__(self): return 16
-    def __iter__(self):
-        self.epoch += 1
-        return iter([(i+self.epoch) % 16 for i in range(16)])
-
-class Noisy(Dataset):
-    "Adds noise from a generator of its own, and counts"
-    def __init__(self): self.rng, self.n = np.random.default_rng(0), 0
-    def __len__(self): return 16
-    def __getitem__(self, i):
-        self.n += 1
-        return torch.full((1,), i/16 + self.rng.normal() + self.n/100, dtype=torch.float32), torch.ones(1)
-
-def drawn_by(rng): return lambda: DataLoader(Noisy(), 4, sampler=Drawn(rng()))
-
-@pytest.mark.parametrize('loader', [
-    drawn_by(lambda: np.random.default_rng(0)), drawn_by(lambda: random.Random(0)),
-    drawn_by(lambda: np.random.RandomState(0)), lambda: DataLoader(Noisy(), 4, sampler=Counted()),
-    lambda: DataLoader(Noisy(), batch_sampler=[[0, 1], [2, 3]]), lambda: DataLoader(Noisy(), 4, shuffle=True)])
-def test_data_with_a_state(loader):
-    "Samplers and datasets with generators and counters of their own go on as without the finder"
-    def losses(finds):
-        learn = synth_learner(dls=(loader(), None))
-        if finds: find(learn)
-        learn.fit(2)
-        return learn.recorder.raw_losses
-
-    assert losses(True) == losses(False)
-
-class CountingLoss:
-    "A loss that is no module"
-    n = 0
-    def __call__(self, pred, targ):
-        self.n += 1
-        return (pred-targ).pow(2).mean()
-
-class Lists(Callback):
-    "Collects in a list of its class"
-    seen: list = []
-    def after_loss(self): self.seen.append(float(self.loss))
-
-def test_loss_object_and_lists_of_classes():
-    "A loss that is an object is as before, and so is what a callback collects in a list of its class"
-    learn = synth_learner(Lists, loss_func=CountingLoss())
-
-    find(learn)
-
-    assert learn.loss_func.n == 0 and Lists.seen == []
 
 
 # ---- memory that cannot be written to, or has been freed
@@ -115,6 +51,26 @@ def test_freed_memory():
     find(learn)
 
     assert model.extra.untyped_storage().nbytes() == 0
+
+
+def test_meta_tensor():
+    "A tensor without memory is left alone"
+    cb = Callback()
+    cb.held = torch.zeros(3, device='meta')
+
+    find(synth_learner(cb))
+
+    assert cb.held.is_meta
+
+def test_shared_tuples():
+    "Tuples within tuples are looked into once"
+    cb, o = Callback(), ()
+    for _ in range(60): o = (o, o)
+    cb.held = o
+
+    find(synth_learner(cb))
+
+    assert cb.held is o
 
 
 # ---- objects that cannot be asked
@@ -218,6 +174,8 @@ def test_a_fit_takes_one_suggestion():
 
     assert learn.recorder.lrs[0] == one.valley
     with pytest.raises(TypeError, match='give one of valley, minimum'): learn.fit(1, two)
+    with pytest.warns(UserWarning, match='suggests nothing'): none = learn.lr_find(num_it=3, show_plot=False)
+    with pytest.raises(TypeError, match='`lr_find` has suggested nothing'): learn.fit(1, none)
 
 def test_curve_of_a_stopped_sweep():
     "After Ctrl-C the curve so far can be drawn"

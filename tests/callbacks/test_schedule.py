@@ -285,7 +285,7 @@ def test_others_may_set_what_is_not_scheduled():
     (partial(ParamScheduler, factors={'lr': partial(policy_exp, base_lr=math.nan, gamma=.1)}, by='step'), 'be nan'),
     (partial(fall, groups=[0, 3]), '(?s)there is no group 3:.*2.weight'),
     (partial(fall, groups=[-1]), 'there is no group -1'),
-    (partial(fall, begin=.5, end='6it'), 'from step 6 on and until step 6 there is no'),
+    (partial(fall, begin='6it', end='6it'), 'from step 6 on and until step 6 there is no'),
     (partial(fall, begin='3ep'), 'from step 12 on and until step 12'),
     (partial(fall, begin='soon'), "'soon' is no place in a fit: give a fraction"),
     (partial(fall, end='2.5it'), "'2.5it' is no place"),

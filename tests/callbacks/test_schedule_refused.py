@@ -39,6 +39,11 @@ def test_beyond_the_fit(place):
     "One that would never act is refused before training"
     with pytest.raises(ValueError, match='there is no step in this fit, which has 8'): lrs(2, fall(**place))
 
+@pytest.mark.parametrize('place', [dict(end=.05), dict(end='0.1ep'), dict(begin='0.4ep', end='0.45ep')])
+def test_less_than_a_step(place):
+    "A window that is nothing only because it is rounded sets nothing, as a short warm-up in a short fit"
+    assert lrs(1, fall(**place)) == [.1]*4
+
 def test_end_beyond_the_fit():
     "That the end of a window will not be reached is told at the start"
     with pytest.warns(UserWarning, match='ends at step 500, and the fit has 8: its end is not reached'):

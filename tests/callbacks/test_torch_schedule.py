@@ -244,11 +244,12 @@ def test_other_hypers_may_be_scheduled():
     assert found[:, 0, 0].tolist() == [.1]*4+[.05]*4
     np.testing.assert_allclose(found[:, 0, 1], np.linspace(.9, .2, 8))
 
-def test_no_epochs():
+@pytest.mark.parametrize('cbs', [OneCycleLR, [CosineAnnealingLR, ReduceLROnPlateau]])
+def test_no_epochs(cbs):
     "A fit of no epochs works with each of them"
     learn = three(n_valid=1)
 
-    learn.fit(0, cbs=[OneCycleLR, CosineAnnealingLR, ReduceLROnPlateau])
+    learn.fit(0, cbs=cbs)
 
     assert learn.n_step == 0 and 'step' not in vars(learn.opt.opt)
 

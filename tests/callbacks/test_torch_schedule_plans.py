@@ -25,6 +25,15 @@ def test_both_schedule_the_rate(cbs):
 
     assert counts.n == 0
 
+@pytest.mark.parametrize('others', [[OneCycleLR], [partial(ExponentialLR, gamma=.5)]])
+def test_two_of_torchs(others):
+    "One that gives the rates itself is refused beside another; those that change what is set can be chained"
+    with pytest.raises(ValueError, match='both set `lr`'): three().fit(1, .1, cbs=[OneCycleLR, *others])
+
+    learn = three()
+    learn.fit(2, .1, cbs=[partial(ExponentialLR, gamma=.5), partial(ExponentialLR, gamma=.1)])
+    assert learn.recorder.lrs[4] == pytest.approx(.1*.5*.1)
+
 def test_more_steps_than_planned():
     "A scheduler that plans its steps stays at its end when the fit goes on, and says so once"
     learn = three()
