@@ -1,7 +1,9 @@
 """A learner with three parameter groups, and what the tests of schedules do with it."""
+import math
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
@@ -12,7 +14,8 @@ from learner.schedules import SchedLin
 from learner.splitters import split_blocks
 from tests.helpers import synth_learner
 
-__all__ = ['rate', 'momentum', 'flat', 'three', 'lrs', 'late', 'hypers', 'falling', 'Window', 'unsized']
+__all__ = ['rate', 'momentum', 'flat', 'three', 'lrs', 'late', 'hypers', 'falling', 'Window', 'unsized',
+           'single']
 
 rate, momentum = .1, partial(torch.optim.SGD, momentum=.9)
 
@@ -58,3 +61,11 @@ class Stream(IterableDataset):
 def unsized(cbs=None, **kwargs):
     "A learner with four batches an epoch, which it does not know"
     return synth_learner(cbs, dls=(DataLoader(Stream(), 4), None), lr=rate, **kwargs)
+
+def single(pos, shares):
+    "A position as fastai has it: within a combined schedule's part it is rounded to single precision"
+    bounds = np.cumsum(np.array([0., *shares], np.float32), dtype=np.float32)
+    k = min(int((np.float32(pos) >= bounds).nonzero()[0].max()), len(shares)-1)
+    part = float((np.float32(pos)-bounds[k])/(bounds[k+1]-bounds[k]))
+    start = math.fsum(shares[:k])
+    return start + part*shares[k]

@@ -15,6 +15,7 @@ from learner.callbacks.schedule import ParamScheduler
 from learner.events import CancelFitException
 from learner.splitters import default_split, split_blocks
 from tests.helpers import Counts, raises, synth_learner, weights
+from tests.schedule_helpers import single
 
 recorded = json.loads((Path(__file__).parents[1]/'data'/'fastai_schedules.json').read_text(encoding='utf-8'))
 
@@ -134,12 +135,13 @@ def test_fine_tune_is_that_of_fastai():
     learn.fine_tune(run['args']['epochs'], run['args']['base_lr'], run['args']['freeze_epochs'])
     n = [8, 16]  # batches of the two parts
 
-    for cb, k in zip(cbs, n): heads += [{name: np.broadcast_to(f(i/k), 3) for name, f in cb.scheds.items()}
-                                        for i in range(k)]
+    for cb, k, pct in zip(cbs, n, [.99, .3]):
+        at = [single(i/k, [pct, 1-pct]) for i in range(k)]  # in fastai's single precision
+        heads += [{name: np.broadcast_to(f(pos), 3) for name, f in cb.scheds.items()} for pos in at]
 
     assert list(seen[::4]) == run['frozen'][::8]
-    assert np.array([h['lr'] for h in heads]) == pytest.approx(np.array(run['lr']), rel=2e-6)  # fastai: float32
-    assert np.array([h['mom'] for h in heads]) == pytest.approx(np.array(run['mom']), rel=2e-6)
+    assert np.array([h['lr'] for h in heads]) == pytest.approx(np.array(run['lr']), rel=1e-9)
+    assert np.array([h['mom'] for h in heads]) == pytest.approx(np.array(run['mom']), rel=1e-9)
 
 def test_fine_tune_is_one_fit():
     "Recorder, table and callbacks see both parts as one fit, whose epochs count on"

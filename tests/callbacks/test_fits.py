@@ -14,7 +14,7 @@ from learner.events import CancelFitException
 from learner.optim import SGD, Adagrad, Adam
 from learner.schedules import SchedLin, policy_exp
 from tests.helpers import Counts, raises, synth_learner
-from tests.schedule_helpers import Window, hypers, lrs, momentum, rate, three, unsized
+from tests.schedule_helpers import Window, hypers, lrs, momentum, rate, single, three, unsized
 
 recorded = json.loads((Path(__file__).parents[1]/'data'/'fastai_schedules.json').read_text())['runs']
 close = partial(np.testing.assert_allclose, rtol=1e-12, atol=0)
@@ -69,14 +69,6 @@ def test_sgdr(n_cycles, cycle_len, mult, lengths):
     wanted = [half_cos(.2, 0., i/(n-1)) for n in lengths for i in range(n)]
     np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-16)
     assert found[np.cumsum([0, *lengths])[:-1]].tolist() == [.2]*n_cycles and found[-1] == 0
-
-def single(pos, shares):
-    "A position as fastai has it: within a combined schedule's part it is rounded to single precision"
-    bounds = np.cumsum(np.array([0., *shares], np.float32), dtype=np.float32)
-    k = min(int((np.float32(pos) >= bounds).nonzero()[0].max()), len(shares)-1)
-    part = float((np.float32(pos)-bounds[k])/(bounds[k+1]-bounds[k]))
-    start = math.fsum(shares[:k])
-    return start + part*shares[k]
 
 @pytest.mark.parametrize('run,shares', [(recorded[0], [.25, .75]), (recorded[1], [.5, .5]), (recorded[2], [.75, .25])],
                          ids=[r['call'] for r in recorded[:3]])
