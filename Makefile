@@ -4,7 +4,7 @@ MIN_PYTHON := $(shell sed -n 's/^min_python *= *//p' settings.ini)
 export OMP_NUM_THREADS ?= 1
 export PYTHONDONTWRITEBYTECODE = 1
 
-.PHONY: demo test lint bench test-interop floors clean
+.PHONY: demo test lint bench torture test-interop floors clean
 
 demo: .venv/.ok
 	.venv/bin/python nbs/demo.py
@@ -18,6 +18,10 @@ lint: .venv/.ok
 
 bench: .venv/.ok
 	.venv/bin/python -m tests.bench.run
+
+# Fits that are killed at random moments, by hand: the full matrix of what tests/test_kill.py tries.
+torture: .venv/.ok
+	.venv/bin/python -m tests.torture.run
 
 # With the libraries that learner works with.
 test-interop: .venv-interop/.ok

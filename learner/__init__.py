@@ -24,12 +24,20 @@ from .skmetrics import (APScoreBinary, APScoreMulti, BalancedAccuracy, BrierScor
                         PrecisionMulti, R2Score, Recall, RecallMulti, RocAuc, RocAucBinary, RocAucMulti,
                         SpearmanCorrCoef, skm_to_fastai)
 from .callbacks.recorder import Recorder, Row
-from .callbacks.progress import CSVLogger, ProgressCallback, ShowGraphCallback
+from .callbacks.csv_logger import CSVLogger
+from .callbacks.progress import ProgressCallback, ShowGraphCallback
 from .callbacks.schedule import ParamScheduler, Scheduler
 from .callbacks import fits as fits, preview as preview  # they add methods to the Learner
 from .callbacks.torch_schedule import TorchScheduler
 from .callbacks.lr_find import LRFinder, minimum, slide, steep, valley
 from .callbacks.finetune import BnFreeze, FreezeUntil
+from .callbacks.tracker import EarlyStoppingCallback, SaveModelCallback, TrackerCallback
+from .callbacks.training import GradientClip
+from .every import Every
+from .files import DamagedFile
+from .callbacks.checkpoint import Checkpoint
+from .callbacks import resume as resume, save as save, saved_state as saved_state
+from .callbacks.signals import SignalCallback
 from .models import xresnet18, xresnet34, xresnet50
 from .transfer import (AdaptiveConcatPool2d, apply_init, create_body, create_head, has_pool_type, init_head)
 from .callbacks.show import outline
@@ -60,6 +68,8 @@ __all__ = [
     'Scheduler', 'ParamScheduler', 'TorchScheduler', 'SchedLin', 'SchedCos', 'SchedNo', 'SchedExp', 'SchedPoly',
     'combine_scheds', 'combined_cos', 'three_phase_cos', 'cos_restarts', 'policy_fixed', 'policy_step', 'policy_exp',
     'policy_inv', 'policy_multistep', 'policy_poly', 'policy_sigmoid', 'policy_warmup', 'policy_cos_restarts',
+    'TrackerCallback', 'SaveModelCallback', 'EarlyStoppingCallback', 'GradientClip',
+    'Every', 'Checkpoint', 'SignalCallback', 'DamagedFile',
     'LRFinder', 'valley', 'steep', 'minimum', 'slide', 'FreezeUntil', 'BnFreeze',
     'default_split', 'split_blocks', 'split_patterns', 'create_body', 'create_head', 'has_pool_type', 'apply_init',
     'init_head', 'AdaptiveConcatPool2d', 'xresnet18', 'xresnet34', 'xresnet50',

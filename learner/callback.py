@@ -34,6 +34,7 @@ class Callback:
     unique: bool = False             # True: a Learner has at most one of this class
     remove_on_fetch: bool = False    # True: left out while predictions are fetched
     state: tuple[str, ...] = ()      # names of the attributes that `state_dict` holds
+    not_hashed: Any = ()             # what of `state_dict` says nothing of how a run goes on, such as times
     learn: Any = None                # the Learner it was added to
 
     def __init__(self,

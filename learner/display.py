@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from .utils import optional
 
-__all__ = ['set_display', 'display_mode', 'Bar', 'Live', 'LogLive', 'TerminalLive', 'NotebookLive', 'new_live',
+__all__ = ['set_display', 'display_mode', 'say', 'Bar', 'Live', 'LogLive', 'TerminalLive', 'NotebookLive', 'new_live',
            'show_table']
 
 modes = ('auto', 'notebook', 'terminal', 'log', 'off')
@@ -48,6 +48,13 @@ def display_mode() -> str:  # 'notebook', 'terminal', 'log' or 'off'
     ipython = sys.modules.get('IPython')  # a kernel has imported it already; a script must not pay for it
     if ipython and hasattr(ipython.get_ipython(), 'kernel'): return 'notebook'
     return 'terminal' if getattr(sys.stdout, 'isatty', lambda: False)() else 'log'
+
+
+def say(
+    message: str,
+) -> None:
+    "Show a line that is worth knowing and asks for nothing, unless the display is off"
+    if display_mode() != 'off': print(message, flush=True)
 
 
 # ---- numbers as text

@@ -33,7 +33,7 @@ scopes = dict(fit=CancelFitException, epoch=CancelEpochException, train=CancelTr
 
 events_of = {s: tuple(f'{when}_{s}' for when in ('before', 'after_cancel', 'after', 'cleanup')) for s in scopes}
 event_names = ('after_create', *(e for events in events_of.values() for e in events),
-               'after_pred', 'after_loss', 'before_save', 'after_load')
+               'after_pred', 'after_loss', 'save_point', 'before_save', 'after_load')
 event = SimpleNamespace(**{e: e for e in event_names})  # `event.after_loss == 'after_loss'`; declared events join it
 inner_events = frozenset([*events_of['batch'], *events_of['backward'], *events_of['step'], 'after_pred', 'after_loss'])
 
@@ -75,6 +75,7 @@ class LoopState:
     loss_grad: Any = None      # the loss that backward is called on
     dl: Any = None             # the loader that is being iterated
     training: bool = False     # in the training phase?
+    trained: bool = False      # is the training of this epoch over?
     epoch: int = 0             # number of the epoch, from 0
     n_epoch: int = 1           # epochs that the fit asks for
     iter: int = 0              # number of the batch in its phase, from 0

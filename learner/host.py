@@ -8,7 +8,9 @@ from fastcore.foundation import L
 
 from .callback import Callback, TrainEvalCallback, run_kinds
 from .events import CancelException, LoopState, event, events_of, inner_events, no_event, scopes
+from .interrupt import stop_error
 from .order import sort_by_run
+from .state import pause
 from .utils import warn
 
 __all__ = ['Host', 'default_callbacks', 'callback_makers', 'as_callback']
@@ -40,6 +42,8 @@ def check_new(host: Any, cb: Any) -> Callback|None:  # the callback of a class n
     else: mine = not isinstance(vars(host)[cb.name], Callback)
     if mine: raise ValueError(f"`{cb}` would be found as `learn.{cb.name}`, which is something else: rename its class, "
                               "or give it another `name`")
+    if lacks := [k for k in cb.state if k not in vars(cb) and not hasattr(type(cb), k)]: raise ValueError(
+        f"`{cb}`: its `state` names `{lacks[0]}`, which it does not have: set it in `__init__`, or in the class")
     for old in host.cbs:
         same = (type(old).__module__, type(old).__qualname__) == (type(cb).__module__, type(cb).__qualname__)
         if same and type(old) is not type(cb) and '<locals>' not in type(cb).__qualname__: return old
@@ -55,6 +59,11 @@ class Host(LoopState):
     "The part of a Learner that keeps callbacks and runs them"
     cbs: Any = L()                           # callbacks in the order of adding
     run_kind: str = ''                       # 'fit', 'validate', 'predict' or 'lr_find' while one runs
+    asked: dict[str, str] = {}               # at a `save_point`: what is asked for ('save', 'stop' …), and by whom
+    stopped_by: str = ''                     # who stopped the last fit: 'Ctrl-C', a signal, 'request_stop'
+    paused: Any = None                       # where the last fit was stopped, for `learn.resume()`
+    _stop: Any                               # the StopFlag, which takes requests at any time
+    _trained: Any = None                     # the snapshot made before this epoch's validation
     _handlers: dict[str, tuple] = {}         # (callback, function) pairs by event, in order
     _scope: Any = None                       # innermost open scope: [name, the one around it, its cleanups]
     _at_work: Any = None                     # (callback, event, what was at work before) of the running handler
@@ -244,6 +253,13 @@ class Host(LoopState):
         while scope and not (inner and scope[0] == 'frame'):
             if scope[0] != 'frame': yield scope
             scope = scope[1]
+
+    def _rest(self):  # between batches, phases or epochs, with nothing under way: what is saved here resumes exactly
+        self.asked = self._stop.take()
+        if self._scope: self('save_point')
+        if (error := stop_error(self, self.asked)) is None: return
+        if self._scope and self.run_kind == 'fit': self.paused = pause(self)
+        raise error
 
     def agree(self,
         flag: bool,  # what this process would do

@@ -1,27 +1,83 @@
-"""Ctrl-C between two batches instead of in the midst of one, and freeing the memory that a stored traceback holds."""
+"""Requests to a running fit, such as Ctrl-C, which it obeys between two batches; and freeing what a traceback holds."""
 import gc
 import signal
 import sys
 import threading
+from collections import deque
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
-__all__ = ['StopFlag', 'deferred_interrupt', 'free_frames', 'frees_memory']
+from .events import CancelFitException
+
+__all__ = ['StopFlag', 'PauseFit', 'tell', 'stop_error', 'deferred_interrupt', 'free_frames', 'frees_memory']
+
+
+class PauseFit(BaseException):
+    "Ends a fit that is to be gone on with: only `cleanup_x` follow"
 
 
 class StopFlag:
-    "A signal handler that only remembers the first Ctrl-C; the second one acts at once"
-    requested = False  # has a stop been asked for and not yet been obeyed?
-    held = False       # is something going on that must not be cut short, so that a second one waits too?
+    """What is asked of a running fit, from any thread; also the handler of Ctrl-C, of which the second acts at once
 
-    def __init__(self): self.previous = signal.default_int_handler
+    'save', 'stop' (ends the fit quietly), 'interrupt' (KeyboardInterrupt), 'exit' (ends the process) or 'pause'."""
+    running = False              # does a fit run, that looks here?
+    requested = False            # has something been asked for and not yet been obeyed?
+    pressed = False              # was that Ctrl-C?
+    held = False                 # is something going on that must not be cut short, so that a second Ctrl-C waits too?
+    on_ctrl_c = ('interrupt',)   # what Ctrl-C asks for
+
+    def __init__(self): self.previous, self._asked = signal.default_int_handler, deque()
+
+    def ask(self,
+        *what: str,    # see above
+        by: str = '',  # who asks, for messages
+    ) -> None:
+        "Ask; safe in signal handlers and threads"
+        for k in what: self._asked.append((k, by))
+        self.requested = True
+
+    def take(self) -> dict[str, str]:  # by whom each was asked for
+        "What has been asked for since the last time"
+        self.requested = self.pressed = False
+        asked = {}
+        while self._asked: asked.update([self._asked.popleft()])
+        return asked
 
     def __call__(self, signum, frame):
-        if self.requested and not self.held: return self.previous(signum, frame)
-        self.requested = True
-        try: sys.stderr.write("\nStopping: the batch is being finished first; interrupt again to stop at once.\n")
-        except Exception: pass  # closed, missing, or in the midst of another write: the flag is what counts
+        if self.pressed and not self.held: return self.previous(signum, frame)
+        self.pressed = True
+        self.ask(*self.on_ctrl_c, by='Ctrl-C')
+        tell(f"{'Saving' if self.on_ctrl_c == ('save',) else 'Stopping'}: the batch is being finished first; interrupt "
+             "again to stop at once.")
+
+
+def tell(
+    message: str,
+) -> None:
+    "Write a line to stderr from a signal handler"
+    try: sys.stderr.write(f"\n{message}\n")
+    except Exception: pass  # closed, missing, or in the midst of another write: the request is what counts
+
+
+def stop_error(
+    learn: Any,               # the Learner
+    asked: dict[str, str],    # what is asked for, and by whom
+) -> BaseException|None:      # None: nothing of what is asked for ends the run
+    "What ends the run: KeyboardInterrupt, SystemExit, a cancel, or a pause"
+    kind = next((k for k in ('exit', 'interrupt', 'stop', 'pause') if k in asked), None)
+    if kind is None: return None
+    if kind == 'pause': return PauseFit()
+    by = asked[kind]
+    if learn.run_kind == 'fit': learn.stopped_by = by
+    if kind == 'exit': return SystemExit(128 + signal.Signals['SIGINT' if by == 'Ctrl-C' else by])  # as shells count
+    if kind == 'stop': return CancelFitException() if learn._scope else None  # the fit is over anyway
+    if not learn._scope: return KeyboardInterrupt("stopped when the fit was over")
+    hint = '; `learn.resume()` goes on from there'*(learn.run_kind == 'fit')
+    if not learn.stage: return KeyboardInterrupt(f"stopped in epoch {learn.epoch+1} of {learn.n_epoch}{hint}")
+    return KeyboardInterrupt(f"stopped in epoch {learn.epoch+1} of {learn.n_epoch}, after {learn.stage} batch "
+                             f"{learn.iter+1} of {learn.n_iter or '?'}{hint}")
 
 
 @contextmanager
@@ -29,17 +85,19 @@ def deferred_interrupt(
     flag: StopFlag,  # what the signal sets
 ):
     "Let Ctrl-C set `flag` for the block; in the main thread only, and only where a Python function handles it now"
-    flag.requested = False
+    flag.take()
+    flag.running = True
     old = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
-    if not callable(old):  # in another thread; or a handler in C; or the process is to ignore the signal, or die of it
+    handled = callable(old)  # not in another thread; by a handler in C; or if the process is to ignore it, or die of it
+    try:
+        if handled:
+            flag.previous = old
+            signal.signal(signal.SIGINT, flag)
         yield
-        return
-    flag.previous = old
-    signal.signal(signal.SIGINT, flag)
-    try: yield
     finally:
-        signal.signal(signal.SIGINT, old)
-        flag.requested = False  # what was not obeyed, since something else ended the fit, is over too
+        if handled: signal.signal(signal.SIGINT, old)
+        flag.running = False
+        flag.take()  # what was not obeyed, since something else ended the fit, is over too
 
 
 def free_frames(

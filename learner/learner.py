@@ -22,6 +22,7 @@ from .loss_value import loss_without_targets, total_loss
 from .metrics import mk_metrics
 from .modes import choose_device
 from .optim import Adam, make_opt, opt_lr, params
+from .state import snapshot
 from .tensors import split_batch, to_device
 
 __all__ = ['Learner']
@@ -39,6 +40,7 @@ class Learner(Host):
     keep_grads: bool = False                 # an accumulation window is open: gradients stay for the next batch
     loss_parts: dict[str, Tensor]|None = None  # what a loss that returns a dict was summed from, detached
     final_record: Any = None                 # the last row of the last fit: losses and metrics
+    n_fit: int = 0                           # fits that came to their end, by themselves or by a cancel
     forward_context: Callable|None = None    # gives a fresh context for the forward and for the loss, such as autocast
     logger: Callable|None = None             # gets column names and rows instead of the table that is shown
     create_mbar: bool = True                 # show a progress bar
@@ -133,27 +135,36 @@ class Learner(Host):
         reset_opt: bool = False,            # begin with a new optimizer
         start_epoch: int = 0,               # skip the epochs before this one, without any event
         n_steps: int|None = None,           # optimizer steps an epoch, for schedules; None: one a training batch
+        resume: Any = None,                 # True: go on from the newest checkpoint, if there is one; or a file
+        allow: Any = (),                    # what may differ from the checkpoint: {'workers'} …
     ) -> None:
         """Train for `n_epoch` epochs, validating after each; Ctrl-C stops between two batches
 
         Raises: ValueError, TypeError or RuntimeError, before training, if anything does not fit."""
         check_fit(self, n_epoch, start_epoch, n_steps)
         with fit_frame(self):
-            self.n_epoch, self.epoch, self.n_steps = n_epoch, start_epoch, n_steps
+            self.n_epoch, self.epoch, self.n_steps, self.stopped_by = n_epoch, start_epoch, n_steps, ''
+            cbs = self._resuming(cbs, resume, allow, reset_opt)
+            self.paused = None
             self._fit('fit', lr, wd, cbs, reset_opt)
+            self.n_fit += not self.paused
 
     def _fit(self, kind, lr, wd, cbs, reset_opt):  # a fit's, or the learning-rate finder's
         with run_frame(self, kind), self.added_cbs(cbs), ready_opt(self, lr, wd, reset_opt):
             self._with_events(self._do_fit, 'fit', CancelFitException, self._end_cleanup)
-            if self._stop.requested: self._obey_stop()
+            if self._stop.requested: self._rest()
 
     def _do_fit(self):
         for epoch in range(self.epoch, self.n_epoch):
-            self.epoch = epoch
+            self.epoch, self.trained = epoch, False
             self._with_events(self._do_epoch, 'epoch', CancelEpochException)
+            self._rest()
 
     def _do_epoch(self):
-        self._do_epoch_train()
+        if not self.trained: self._do_epoch_train()
+        self.trained = True
+        self._rest()
+        self._trained = snapshot(self)
         self._do_epoch_validate()
 
     def _do_epoch_train(self):
@@ -173,17 +184,13 @@ class Learner(Host):
         """Go through the loader once; a stop asked for takes effect between two batches
 
         Raises: ValueError if the loader gives no batch."""
-        i, stoppable = -1, all(scope[0] != 'batch' for scope in self._scopes())
-        for i, b in enumerate(self.dl):
+        stoppable = self.run_kind != 'validate' and all(scope[0] != 'batch' for scope in self._scopes())
+        batches, i = iter(self.dl), -1
+        for i, b in enumerate(batches, getattr(self.dl, 'position', 0)):  # a resumed epoch goes on at a later batch
             self.one_batch(i, b)
-            if stoppable and self._stop.requested: self._obey_stop()
-        if i < 0: raise ValueError(f"the {self.stage} loader gave no batch: {self.dl.why_empty()}")
-
-    def _obey_stop(self):
-        self._stop.requested = False
-        raise KeyboardInterrupt("stopped when the fit was over" if not self.stage else
-            f"stopped in epoch {self.epoch+1} of {self.n_epoch}, after {self.stage} batch {self.iter+1} "
-            f"of {self.n_iter or '?'}{'; a new `fit` goes on from the present weights'*(self.run_kind == 'fit')}")
+            if stoppable and self._stop.requested: self._rest()
+        if i < 0 and not getattr(self.dl, 'position', 0):
+            raise ValueError(f"the {self.stage} loader gave no batch: {self.dl.why_empty()}")
 
     def one_batch(self,
         i: int,  # its number in the phase
@@ -245,7 +252,7 @@ class Learner(Host):
 
     def _end_cleanup(self):
         self.dl, self.xb, self.yb, self.pred, self.training, self.stage = None, (), (), None, False, ''
-        self.loss = self.loss_grad = self.loss_parts = None
+        self.loss = self.loss_grad = self.loss_parts = self._trained = None
 
     def validate(self,
         ds_idx: int = 1,   # 0 for the training loader, 1 for the validation set or sets

@@ -54,7 +54,9 @@ class Loader:
     device: torch.device | str | int | None  # where batches go; None leaves them where they are
     record: dict[str, Any] | None            # random states when the current epoch started, for `start_at`
     position: int                            # batches given in the current epoch, skipped ones included
-    _start: tuple[dict, int] | None          # what `start_at` asked for
+    _start: tuple[Any, int] | None           # what `start_at` asked for
+    _held: Any                               # an iteration that `hold` keeps, to be gone on with
+    _moved: bool                             # has the user's loader gone to that place by itself?
     _live: Any                               # weak reference to the newest iteration
     _pool: DataLoader | None                 # the copy of `dl` that has the persistent workers
     _end: Any                                # ends them
@@ -68,7 +70,8 @@ class Loader:
             raise TypeError(f"`{type(dl).__name__}` is no loader of batches; wrap a dataset in a torch DataLoader (or "
                             "`DataLoaders.from_dsets`), give arrays and tensors to `DataLoaders.from_tensors`")
         self.dl, self.device, self.record, self.position = dl, device, None, 0
-        self._start = self._live = self._pool = self._end = self._base = None
+        self._start = self._held = self._live = self._pool = self._end = self._base = None
+        self._moved = False
 
     def __getattr__(self, name):
         if name.startswith('__') or name == 'dl': raise AttributeError(name)  # asked for while copying or unpickling
@@ -80,7 +83,8 @@ class Loader:
         if name in Loader.__annotations__: object.__setattr__(self, name, value)
         else: setattr(self.dl, name, value)
 
-    def __getstate__(self): return {**vars(self), **dict.fromkeys(('_start', '_live', '_pool', '_end', '_base'))}
+    def __getstate__(self):
+        return {**vars(self), **dict.fromkeys(('_start', '_held', '_live', '_pool', '_end', '_base'))}
 
     def __len__(self): return len(self.dl)
     def __bool__(self): return True  # a loader is one, also without batches or a length
@@ -122,7 +126,7 @@ class Loader:
     def in_use(self) -> bool:
         "Is it being iterated?"
         live = self._live and self._live()
-        return live is not None and live.gi_frame is not None
+        return live is not None and live.gi_frame is not None and live is not self._held
 
     def restart_workers(self) -> None:
         "End the kept worker processes: the next epoch starts new ones, which see the dataset as it is then"
@@ -137,6 +141,37 @@ class Loader:
 
         Index batches are drawn again and skipped; only what is iterated as it is must be loaded up to `position`."""
         self._start = record, position
+
+    def hold(self) -> None:
+        "Keep the present iteration with its workers, for a `start_at` that goes on with it"
+        self._held = self._live and self._live()
+
+    def place(self,
+        mid: bool,         # within the epoch, between two batches? Else before the next one
+    ) -> dict[str, Any]:   # for `go_to`
+        """What is needed to go on from here, also in another process
+
+        A loader with `state_dict` and `load_state_dict`, and a dataset with both and no workers, keep their own."""
+        own = dict(record=self.record, position=self.position) if mid else dict(
+            generators=[g.get_state() for g in self.generators()], base=self._base)
+        return own | {k: o.state_dict() for k, o in self._stateful().items()}
+
+    def go_to(self,
+        place: dict[str, Any],  # what `place` gave
+    ) -> None:
+        "Let the next iteration go on from there"
+        for k, o in self._stateful().items():
+            if k in place: o.load_state_dict(place[k])
+        self._moved = 'loader' in place and hasattr(type(self.dl), 'load_state_dict')
+        if 'record' in place: return self.start_at(place['record'], place['position']) if place['record'] else None
+        for g, s in zip(self.generators(), place['generators']): g.set_state(s)
+        self._base = place['base']
+
+    def _stateful(self):
+        inner = dict(loader=self.dl)
+        if not getattr(self.dl, 'num_workers', 0): inner['dataset'] = getattr(self.dl, 'dataset', None)
+        return {k: o for k, o in inner.items()
+                if all(callable(getattr(type(o), m, None)) for m in ('state_dict', 'load_state_dict'))}
 
     def why_empty(self) -> str:
         "Why an epoch has no batch, and what to do about it"
@@ -153,16 +188,20 @@ class Loader:
     def __iter__(self) -> Iterator:
         "The batches of one epoch; draws that precede the first batch are made here, in the order of torch's DataLoader"
         if self._start is None:
-            own = [g.get_state() for g in self.generators()]
+            own, self._held = [g.get_state() for g in self.generators()], None
             self.record, self.position = dict(rng=rng_state(), generators=own, base=self._base), 0
             it = self._given(*self._batches(0))
         else:
-            (self.record, self.position), self._start = self._start, None
+            (record, position), self._start = self._start, None
+            held, self._held = self._held, None
+            if held is not None and record is self.record and position == self.position: return held
+            self.record, self.position = record, position
             with untouched():
-                set_rng_state(self.record['rng'])
-                for g, s in zip(self.generators(), self.record['generators'], strict=True): g.set_state(s)
-                self._base = self.record['base']
-                it = self._given(*self._batches(self.position))
+                set_rng_state(record['rng'])
+                for g, s in zip(self.generators(), record['generators'], strict=True): g.set_state(s)
+                self._base = record['base']
+                it = self._given(*self._batches(0 if self._moved else self.position))
+                self._moved = False
         self._live = weakref.ref(it)
         return it
 

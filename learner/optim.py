@@ -206,18 +206,28 @@ class Optimizer:
         """Load state and hyper-parameters
 
         Raises: ValueError if they are of another optimizer, or of other groups, shapes or `param_opts`."""
-        if state['kind'] != self._kind(): raise ValueError(f"a state of {state['kind']} does not fit {self._kind()}")
+        if why := self.misfit(state): raise ValueError(why)
+        self.opt.param_groups[:] = [{'params': [self._all[k] for k in g['params']]} for g in state['param_groups']]
+        self.opt.load_state_dict({k: state[k] for k in ('state', 'param_groups')})
+        for k, values in state['state'].items():
+            for name, v in values.items():  # torch gives them the parameter's type, which would round them
+                mine = self.opt.state[self._all[k]]
+                if isinstance(v, Tensor) and mine[name].dtype != v.dtype: mine[name] = v.to(mine[name].device)
+        self._find()
+        self._by_decay = None  # whatever it was when the state was saved
+
+    def misfit(self,
+        state: dict[str, Any],  # what `state_dict` returned
+    ) -> str:                   # '' if it fits
+        "Why a state cannot be loaded: it is of another optimizer, or of other groups, shapes or `param_opts`"
+        if state['kind'] != self._kind(): return f"a state of {state['kind']} does not fit {self._kind()}"
         counts = [len(ps) for ps in state['groups']]
         if counts != [len(ps) for ps in self.param_lists]:
-            raise ValueError(f"a state of groups with {counts} tensors does not fit these:\n{self}")
+            return f"a state of groups with {counts} tensors does not fit these:\n{self}"
         wrong = [f"\n`{name}` {shape} {opts} in the state, `{n}` {s} {o} here" for theirs, ours
                  in zip(state['groups'], self._described()) for (name, shape, opts), (n, s, o) in zip(theirs, ours)
                  if opts != o or (shape != s and None not in (shape, s))]  # None: a lazy one, not known yet
-        if wrong: raise ValueError(f"the state does not fit {len(wrong)} of the parameters:{''.join(wrong[:5])}")
-        self.opt.param_groups[:] = [{'params': [self._all[k] for k in g['params']]} for g in state['param_groups']]
-        self.opt.load_state_dict({k: state[k] for k in ('state', 'param_groups')})
-        self._find()
-        self._by_decay = None  # whatever it was when the state was saved
+        return f"the state does not fit {len(wrong)} of the parameters:{''.join(wrong[:5])}" if wrong else ''
 
     def _kind(self) -> str: return f"{type(self.opt).__name__} with {', '.join(self.places)}"
 

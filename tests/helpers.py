@@ -54,7 +54,8 @@ class Tracer(Callback):
     def __init__(self, cleanup=True):
         self.seen = []
         super().__init__(**{e: Note(self.seen, e) for e in event_names
-                            if e not in ('before_save', 'after_load') and (cleanup or not e.startswith('cleanup'))})
+                            if e not in ('save_point', 'before_save', 'after_load')
+                            and (cleanup or not e.startswith('cleanup'))})
 
 
 class Note:

@@ -42,7 +42,7 @@ def by_hand(train, valid, model, opt, n_epoch):
                                       partial(torch.optim.SGD, momentum=.9, nesterov=True), torch.optim.RMSprop],
                          ids=['adamw', 'sgd', 'nesterov', 'rmsprop'])
 def test_bit_equal_to_a_hand_written_loop(data, with_valid, opt_func):
-    "With shuffle, dropout and batch norm, weights, buffers and random stream equal a loop by hand's, bit by bit"
+    "R14: with shuffle, dropout and batch norm, weights, buffers and random stream equal a loop by hand's, bit by bit"
     ds = Items() if data == 'items' else TensorDataset(Items().x, Items().y)
     def loaders(): return DataLoader(ds, 8, shuffle=True), DataLoader(ds, 8) if with_valid else None
     torch.manual_seed(1)

@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 
 from learner.callback import Callback
-from learner.callbacks.progress import CSVLogger, ProgressCallback
+from learner.callbacks.csv_logger import CSVLogger
+from learner.callbacks.progress import ProgressCallback
 from learner.display import set_display
 from learner.events import CancelBatchException
 from tests.helpers import raises, synth_learner

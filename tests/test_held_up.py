@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from learner.callback import Callback
-from learner.callbacks.progress import CSVLogger, ProgressCallback
+from learner.callbacks.csv_logger import CSVLogger
+from learner.callbacks.progress import ProgressCallback
 from learner.callbacks.recorder import Recorder
 from learner.data import DataLoaders
 from learner.events import CancelEpochException, CancelTrainException

@@ -216,5 +216,5 @@ def test_event_table_is_complete():
     "`after_create` fires once, at the end of the constructor; save and load events are not fired by a fit"
     seen = trace(synth_learner())
 
-    assert set(event_names) - set(seen) == {'after_create', 'before_save', 'after_load',
+    assert set(event_names) - set(seen) == {'after_create', 'before_save', 'after_load', 'save_point',
                                             *(f'after_cancel_{s}' for s in scopes)}

@@ -140,7 +140,7 @@ def test_the_error_says_where_it_stopped():
     "The interrupt's message says where the fit stopped and how to go on"
     learn = synth_learner(n=4)
 
-    with pytest.raises(KeyboardInterrupt, match='stopped in epoch 2 of 3, after train batch 3 of 4; a new `fit`'):
+    with pytest.raises(KeyboardInterrupt, match='stopped in epoch 2 of 3, after train batch 3 of 4; `learn.resume'):
         learn.fit(3, cbs=Callback(after_pred=lambda cb: cb.training and cb.train_iter == 6 and press()))
 
 

@@ -14,19 +14,24 @@ package = root/'learner'
 
 # A file imports from the levels below its own; what several files need lies below all of them.
 levels = [
-    '''events hypers interrupt keep loss_value models modes optimizers order schedules splitters tensors transfer utils
-       workers''',
-    'callback checks data display frame host loader losses measure metrics optim plot skmetrics',
+    '''events every files hypers interrupt keep loss_value models modes optimizers order plain schedules splitters
+       tensors transfer utils weights workers''',
+    'callback checks data display frame host loader losses measure metrics optim plot skmetrics state',
     'learner',
-    '''callbacks.finetune callbacks.fits callbacks.lr_find callbacks.preview callbacks.progress callbacks.recorder
-       callbacks.schedule callbacks.show callbacks.torch_schedule no_trace''',
+    '''callbacks.checkpoint callbacks.csv_logger callbacks.finetune callbacks.fits callbacks.lr_find callbacks.preview
+       callbacks.progress callbacks.recorder callbacks.resume callbacks.save callbacks.saved_state callbacks.schedule
+       callbacks.series callbacks.show callbacks.signals callbacks.torch_schedule callbacks.tracker
+       callbacks.training no_trace''',
     '__init__ all',
 ]
 # All imports within a level: a file, and those it builds on.
 same_level = {
-    'events': 'utils', 'modes': 'utils',
-    'host': 'callback', 'checks': 'optim', 'frame': 'optim', 'data': 'loader losses', 'metrics': 'measure',
+    'events': 'utils', 'files': 'utils', 'interrupt': 'events', 'modes': 'utils',
+    'host': 'callback state', 'checks': 'optim', 'frame': 'optim', 'data': 'loader losses', 'metrics': 'measure',
     'plot': 'display', 'skmetrics': 'measure',
+    'callbacks.checkpoint': 'callbacks.tracker', 'callbacks.recorder': 'callbacks.series',
+    'callbacks.resume': '''callbacks.checkpoint callbacks.progress callbacks.saved_state callbacks.schedule''',
+    'callbacks.signals': 'callbacks.checkpoint',
     'callbacks.finetune': 'callbacks.fits callbacks.schedule', 'callbacks.fits': 'callbacks.schedule',
     'callbacks.lr_find': 'callbacks.recorder no_trace',
     'callbacks.preview': 'callbacks.schedule callbacks.torch_schedule',

@@ -57,7 +57,7 @@ class FreezeUntil(Callback):
     run_in = {'fit'}
     run_valid = False
     order = -20
-    state = ('first',)
+    state = ('first', 'begun', 'frozen')
     first = 0        # value of `learn.n_step` at the fit's very first step
     begun = 0        # the same at the first step of this process
     until = 0        # the step that trains all groups
@@ -89,7 +89,7 @@ class FreezeUntil(Callback):
         flags, self.flags = self.flags, ()
         if self.learn.n_step == self.begun:  # refused before training
             for p, trained in flags: p.requires_grad_(trained)
-        elif self.frozen and self.until < self.ends: warn(
+        elif self.frozen and self.until < self.ends and not self.learn.paused: warn(
             "the fit ended while only the last group was trained: `learn.unfreeze()` makes all trainable")
 
 
@@ -108,6 +108,8 @@ def fine_tune(self: Learner,
     reset_opt: bool = False,       # begin with a new optimizer
     start_epoch: int = 0,          # skip the epochs before this one, counted over both parts
     n_steps: int|None = None,      # optimizer steps an epoch; None: one a training batch
+    resume: Any = None,            # True or a file: go on from a checkpoint, as `fit` does
+    allow: Any = (),               # what may differ from it, as `fit` takes it
 ) -> None:
     """Train the last group alone, then all of them with lower rates for the earlier ones: two one-cycles in one fit
 
@@ -127,7 +129,8 @@ def fine_tune(self: Learner,
             {'lr': combined_cos(pct, lr/start_div, lr, lr/div_final), **mom_sched(self, pct, moms)},
             begin=f'{begin}ep', end=f'{begin+n}ep'))
         begin += n
-    self.fit(begin, later, wd, L(cbs)+FreezeUntil(f'{freeze_epochs}ep')+scheds, reset_opt, start_epoch, n_steps)
+    cbs = L(cbs)+FreezeUntil(f'{freeze_epochs}ep')+scheds
+    self.fit(begin, later, wd, cbs, reset_opt, start_epoch, n_steps, resume, allow)
 
 
 def _check_epochs(**numbers):

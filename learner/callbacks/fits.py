@@ -64,6 +64,8 @@ def fit_one_cycle(self: Learner,
     reset_opt: bool = False,                # begin with a new optimizer
     start_epoch: int = 0,                   # skip the epochs before this one; the schedule begins where they end
     n_steps: int|None = None,               # optimizer steps an epoch; None: one a training batch
+    resume: Any = None,                     # True or a file: go on from a checkpoint, as `fit` does
+    allow: Any = (),                        # what may differ from it, as `fit` takes it
 ) -> None:
     """Fit with the learning rate rising along half a cosine and then falling along another, momentum the other way
 
@@ -72,7 +74,7 @@ def fit_one_cycle(self: Learner,
     check_numbers(div=div, div_final=div_final, pct_start=pct_start)
     lr = group_rates(self, lr_max)
     scheds = {'lr': combined_cos(pct_start, lr/div, lr, lr/div_final), **mom_sched(self, pct_start, moms)}
-    self.fit(n_epoch, lr_max, wd, L(cbs)+ParamScheduler(scheds), reset_opt, start_epoch, n_steps)
+    self.fit(n_epoch, lr_max, wd, L(cbs)+ParamScheduler(scheds), reset_opt, start_epoch, n_steps, resume, allow)
 
 
 @patch
@@ -86,12 +88,14 @@ def fit_flat_cos(self: Learner,
     reset_opt: bool = False,            # begin with a new optimizer
     start_epoch: int = 0,               # skip the epochs before this one; the schedule begins where they end
     n_steps: int|None = None,           # optimizer steps an epoch; None: one a training batch
+    resume: Any = None,                 # True or a file: go on from a checkpoint, as `fit` does
+    allow: Any = (),                    # what may differ from it, as `fit` takes it
 ) -> None:
     "Fit with a constant learning rate that falls along half a cosine at the end"
     check_numbers(div_final=div_final, pct_start=pct_start)
     rate = group_rates(self, lr)
     sched = ParamScheduler({'lr': combined_cos(pct_start, rate, rate, rate/div_final)})
-    self.fit(n_epoch, lr, wd, L(cbs)+sched, reset_opt, start_epoch, n_steps)
+    self.fit(n_epoch, lr, wd, L(cbs)+sched, reset_opt, start_epoch, n_steps, resume, allow)
 
 
 @patch
@@ -105,6 +109,8 @@ def fit_sgdr(self: Learner,
     wd: float|list|None = None,             # weight decay, for this fit only; None: `self.wd`
     start_epoch: int = 0,                   # skip the epochs before this one; the schedule begins where they end
     n_steps: int|None = None,               # optimizer steps an epoch; None: one a training batch
+    resume: Any = None,                     # True or a file: go on from a checkpoint, as `fit` does
+    allow: Any = (),                        # what may differ from it, as `fit` takes it
 ) -> None:
     """Fit with the learning rate falling to 0 along half a cosine, again and again, for longer each time
 
@@ -115,4 +121,4 @@ def fit_sgdr(self: Learner,
     ends = [0, *accumulate(cycle_len*cycle_mult**i for i in range(n_cycles))]
     falling = {'lr': SchedCos(lr := group_rates(self, lr_max), lr*0)}
     scheds = [ParamScheduler(falling, begin=f'{a}ep', end=f'{b}ep') for a, b in pairwise(ends)]
-    self.fit(ends[-1], lr_max, wd, L(cbs)+scheds, reset_opt, start_epoch, n_steps)
+    self.fit(ends[-1], lr_max, wd, L(cbs)+scheds, reset_opt, start_epoch, n_steps, resume, allow)

@@ -19,6 +19,7 @@ from ..display import Bar
 from ..events import CancelEpochException, CancelFitException
 from ..frame import fit_frame
 from ..hypers import per_group, stack_readings
+from ..interrupt import stop_error
 from ..learner import Learner
 from ..no_trace import no_trace
 from ..plot import plot_lr_find, show_figure
@@ -211,7 +212,7 @@ def _sweep(learn, finder):
             with no_trace(learn):
                 learn.n_epoch, learn.epoch, learn.n_steps = finder.num_it, 0, None
                 learn._fit('lr_find', None, None, finder, False)
-            if learn._stop.requested: learn._obey_stop()  # it came while things were put back
+            if (late := stop_error(learn, learn._stop.take())): raise late  # it came while things were put back
     except KeyboardInterrupt as e:
         where = f"lr_find stopped after {finder.i} of {finder.num_it} iterations; the Learner is as it was before"
         if str(e).startswith('stopped'): e.args = (where,)  # the loop's own words are for a fit

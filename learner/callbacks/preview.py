@@ -33,7 +33,7 @@ def simulate_sched(self: Learner,
 
     Raises: what the fit would raise before training; ValueError if `fit` is no fit method."""
     readings: list = []
-    def dry_fit(n_epoch, lr=None, wd=None, cbs=None, reset_opt=False, start_epoch=0, n_steps=None):
+    def dry_fit(n_epoch, lr=None, wd=None, cbs=None, reset_opt=False, start_epoch=0, n_steps=None, *_):  # all of it
         check_fit(self, n_epoch, start_epoch, n_steps)
         cbs = [cb for cb in map(as_callback, L(cbs)) if isinstance(cb, Scheduler)]
         now = dict(n_epoch=n_epoch, epoch=start_epoch, n_steps=n_steps, stepped=True, n_step=self.n_step, train_iter=0,
@@ -67,7 +67,7 @@ def _stand_ins(learn, opt):  # what schedules may change: an optimizer like `opt
         for cb in (cbs := _schedulers(learn)):
             if isinstance(make := getattr(cb, 'make', None), LRScheduler):
                 stack.enter_context(replacing(cb, make=deepcopy(make, {id(opt.opt): learn.opt.opt})))
-        stack.enter_context(kept(*cbs, whole=(Scheduler,)))
+        stack.enter_context(kept(*cbs, whole=(Scheduler,), apart=(learn,)))
         if 'recorder' in vars(learn):
             stack.enter_context(replacing(learn, recorder=copy(learn.recorder)))
             learn.recorder.before_fit()

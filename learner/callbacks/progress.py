@@ -1,18 +1,16 @@
-"""What a fit shows and logs as it runs: the epochs' table with a bar, a live loss graph, and a CSV file.
+"""What a fit shows as it runs: the epochs' table with a bar, and a live loss graph.
 
 How it looks is display.py's; here is only what is shown when. Numbers are read from the device when a bar is due."""
-import csv
 import math
 from collections.abc import Callable
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from ..callback import Callback
 from ..display import Bar, Live, new_live
-from ..utils import optional, warn
+from ..utils import warn
 
-__all__ = ['ProgressCallback', 'ShowGraphCallback', 'CSVLogger']
+__all__ = ['ProgressCallback', 'ShowGraphCallback']
 
 
 class ProgressCallback(Callback):
@@ -92,12 +90,6 @@ class ProgressCallback(Callback):
         return f'{where} at training batch {self.iter+1}' + ('' if self.n_iter is None else f'/{self.n_iter}')
 
 
-def _require(cb, **needed):  # before training starts, not at the first row
-    for name, cls in needed.items():
-        if not hasattr(cb.learn, name):
-            raise RuntimeError(f"`{cb}` works with `{cls}`, which this Learner is without; add it")
-
-
 class ShowGraphCallback(Callback):
     """Draws the losses so far under the live table of a notebook
 
@@ -108,7 +100,9 @@ class ShowGraphCallback(Callback):
     unique = True
 
     def before_fit(self):
-        _require(self, recorder='Recorder', progress='ProgressCallback')
+        for name, cls in dict(recorder='Recorder', progress='ProgressCallback').items():
+            if not hasattr(self.learn, name):
+                raise RuntimeError(f"`{self}` works with `{cls}`, which this Learner is without; add it")
         self.progress._shows(self.progress.live and self.progress.live.graph, self._curves)
 
     def _curves(self):
@@ -120,63 +114,3 @@ class ShowGraphCallback(Callback):
             if name.endswith('valid_loss'):  # one a validation set
                 curves[name.removesuffix('_loss')] = self.recorder.iters, [row.get(name, math.nan) for row in rows]
         return curves
-
-
-class CSVLogger(Callback):
-    """Writes each epoch's row to a CSV file, from the first row on; each is in the file as soon as the epoch is over
-
-    What one CSVLogger writes in several fits is one file. A row that cannot be written is a warning.
-    Raises: RuntimeError at the start of a fit without Recorder; ValueError if a file to be added to has other columns.
-    Order: after the Recorder, whose row it writes."""
-    order = 60
-    run_in = {'fit'}
-    state = ('begun',)  # a resumed fit adds to the file that the interrupted one began
-
-    def __init__(self,
-        fname: str|Path = 'history.csv',  # relative to the Learner's path
-        append: bool = False,             # add to a file that is already there, rather than replace it
-    ): self.fname, self.append, self.begun, self.header, self.log_path = fname, append, False, [], Path(fname)
-
-    def before_fit(self):
-        _require(self, recorder='Recorder')
-        self.header = []
-
-    def cleanup_epoch(self):  # so that the row is written although a callback ends the fit in its `after_epoch`
-        recorder = getattr(self.learn, 'recorder', None)
-        if recorder is None or (row := recorder.log) is None: return
-        row = {c: '' if v != v else v for c, v in zip(recorder.metric_names, row, strict=True)}
-        self.log_path = Path(self.path)/self.fname
-        try:
-            if not self.header: self._begin([*row])
-            if new := [c for c in row if c not in self.header]: self._widen(new)
-            with self._file('a') as f: csv.DictWriter(f, self.header).writerow(row)
-        except OSError as e: warn(f"CSVLogger: the row of epoch {self.epoch} is not in `{self.log_path}`: {e}")
-
-    def read_log(self) -> Any:  # a pandas DataFrame, one row an epoch
-        "What the file holds now"
-        path = self.log_path if self.learn is None else Path(self.path)/self.fname
-        return optional('pandas', 'CSVLogger.read_log').read_csv(path)
-
-    def _file(self, mode): return self.log_path.open(mode, newline='', encoding='utf-8')
-
-    def _widen(self, new):  # columns that a metric has only now: the rows before have nothing in them
-        with self._file('r') as f: rows = list(csv.DictReader(f))
-        self.header = [*self.header, *new]
-        with self._file('w') as f:
-            writer = csv.DictWriter(f, self.header)
-            writer.writeheader()
-            writer.writerows(rows)
-
-    def _begin(self, columns):
-        header = []
-        if (self.append or self.begun) and self.log_path.exists():
-            with self._file('r') as f: header = next(csv.reader(f), [])
-            if header and not self.log_path.read_bytes().endswith(b'\n'):  # cut short, or edited by hand
-                with self._file('a') as f: f.write('\r\n')
-        if not header:
-            self.log_path.parent.mkdir(parents=True, exist_ok=True)
-            with self._file('w') as f: csv.writer(f).writerow(columns)
-        elif set(header) != set(columns):
-            raise ValueError(f"CSVLogger: `{self.log_path}` has the columns {', '.join(header)}, but this fit has "
-                             f"{', '.join(columns)}; give another `fname`, or a new CSVLogger with `append=False`")
-        self.header, self.begun = header or columns, True

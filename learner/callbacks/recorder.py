@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import torch
 from fastcore.basics import patch
 
 from ..callback import Callback
@@ -16,6 +15,7 @@ from ..learner import Learner
 from ..plot import plot_hypers, plot_loss, plot_lr_find
 from ..tensors import n_items
 from ..utils import replacing, warn
+from .series import Losses, contents, gathered, put_back
 
 __all__ = ['Recorder', 'Row']
 
@@ -52,48 +52,22 @@ class Row(tuple):
     def __repr__(self) -> str: return f"Row({', '.join(f'{n}={v:.6g}' for n, v in zip(self.names, self))})"
 
 
-class Losses:
-    "Losses batch by batch, with the items each stands for; on the device until read"
-    def __init__(self):
-        self.values: list[float] = []   # read so far
-        self.marks: list[tuple] = []    # (items, number of the batch, epoch, Reading of the optimizer) of each batch
-        self.waiting: list[Any] = []    # single losses on the device, where each takes 512 bytes of a GPU
-        self.stacks: list[Any] = []     # stacks of 513 of them
-
-    def add(self, loss, *mark):
-        self.marks.append(mark)
-        self.waiting.append(loss)
-        if len(self.waiting) > 512: self._stack()
-
-    def _stack(self):
-        self.stacks.append(torch.stack(self.waiting))
-        self.waiting.clear()
-
-    def read(self) -> list[float]:  # all values, one a batch
-        "Copy what waits from the device, at once"
-        if self.waiting: self._stack()
-        if self.stacks: self.values += torch.cat(self.stacks).tolist()
-        self.stacks.clear()
-        return self.values
-
-    def mean(self, start: int = 0) -> float:  # NaN if there are none
-        "Mean loss per item, from batch number `start` on"
-        pairs = list(zip(self.read()[start:], self.marks[start:]))
-        n = sum(mark[0] for _, mark in pairs)
-        return math.fsum(v*mark[0] for v, mark in pairs)/n if n else math.nan
-
-
 class Recorder(Callback):
     """Records losses, learning rates, metrics and time
 
-    A row is there as soon as the last phase of its epoch is over, so that each callback's `after_epoch` can read it."""
+    A row is there as soon as the last phase of its epoch is over, so that each callback's `after_epoch` can read it.
+    `state_dict` holds all of it but `lr_curve`, also in the midst of an epoch; what an evaluation puts back is `state`.
+    """
     name = 'recorder'  # pyright: ignore[reportAssignmentType]  # of subclasses too
     order = 50
     unique = True
     run_in = frozenset({'fit', 'validate', 'lr_find'})
-    state = ('valid', 'parts', 'active')
+    state = ('valid', 'parts', 'active', 'begun')
+    not_hashed = ('times',)
     start_time = math.nan  # of the epoch
     reading: Any = None    # what the last step was made with
+    begun = False          # has the present phase begun for this callback? Another may cancel it before
+    past: Any = None       # the series of the fit before, which may be what is gone on with
     lr_curve: dict|None = None  # what the last `lr_find` found: `lrs`, `losses`, `suggestions`; no fit changes it
 
     def __init__(self,
@@ -115,6 +89,7 @@ class Recorder(Callback):
         self.columns: dict = {}         # (phase, validation set) -> names of its columns
         self.row: dict = {}             # what the present epoch has given so far
         self.start: int|None = None     # number of the first batch of this epoch's training, once it has begun
+        self.empty: list = []           # `contents` of its metrics, as they were then
         self._smooth, self._losses, self._warned = 0., [], False
 
     @property
@@ -183,6 +158,7 @@ class Recorder(Callback):
 
     def before_fit(self):
         if self.run_kind == 'validate': return
+        self.past = self.train, self._smooth, self._losses, self._warned
         self._reset()
         self.learn.final_record = None
         self.n_fit += 1
@@ -202,13 +178,14 @@ class Recorder(Callback):
     def before_train(self):
         self.start = len(self.train.marks)
         self._start(self.train_metrics)
+        self.empty = [contents(m) for m in self.active]
 
     def before_validate(self):
         self.valid = Losses()
         self._start(self.valid_metrics)
 
     def _start(self, metrics):
-        self.parts, self.active = {}, list(self.metrics) if metrics else []
+        self.parts, self.active, self.begun = {}, list(self.metrics) if metrics else [], True
         for m in self.active: m.reset()
 
     def before_step(self): self.reading = self.learn.opt.read()  # what the step is made with; later it may change
@@ -218,7 +195,8 @@ class Recorder(Callback):
         if learn.loss is not None:
             n = n_items(learn.xb, learn.yb)
             if learn.training:
-                reading = self.reading if learn.stepped else learn.opt.read()
+                reading = learn.stepped and self.reading or learn.opt.read()
+                self.reading = None  # switched on in the midst of the next batch, this callback has not seen its step
                 self.train.add(learn.loss, n, learn.iter, learn.epoch, reading)
             else: self.valid.add(learn.loss, n)
             if learn.loss_parts:
@@ -226,9 +204,12 @@ class Recorder(Callback):
         if learn.pred is not None:
             for m in self.active: m.accumulate(learn)
 
-    def after_train(self): self._end('train', self._results('train', self.train, self.start or 0))
+    def after_train(self):
+        if not self.begun: self.before_train()  # it gives nothing, rather than what is left of another phase
+        self._end('train', self._results('train', self.train, self.start or 0))
 
     def after_validate(self):
+        if not self.begun: self.before_validate()
         results = self._results('valid', self.valid)
         if self.run_kind != 'validate': return self._end('valid', results)
         old = self.final_record or Row((), ())  # of the validation sets before this one
@@ -237,7 +218,9 @@ class Recorder(Callback):
     def _end(self, phase, results):
         self.columns[phase, self.valid_name] = list(results)
         self.row.update(results)
-        if all(names[0] in self.row for names in self.columns.values()): self._add_row()  # it was the last phase
+        if any(names[0] not in self.row for names in self.columns.values()): return  # it was not the last phase
+        for rows in (self.iters, self.values, self.history) if self.log is not None else (): rows.pop()  # this is whole
+        self._add_row()
 
     def after_epoch(self):  # a phase was cancelled: what it did not give is NaN
         if self.log is not None or self.run_kind == 'validate': return
@@ -253,20 +236,68 @@ class Recorder(Callback):
         self.iters.append(len(self.train.marks))
         self.values.append(row)
         self.learn.final_record = row
-        self.log = [self.epoch, *row, *([seconds] if self.add_time else [])]
         rest = {n: v for n, v in zip(names, row) if n != 'train_loss'}
         self.history.append({'fit': self.n_fit, 'epoch': self.epoch, 'train_loss': row['train_loss'],
                              'smooth_loss': smooth, **rest, 'time': seconds, **_hyper_columns(values)})
+        self._show_row()
         if self.logger:
             if len(self.values) == 1: self.logger(self.metric_names)
             self.logger(self.log)
 
-    def cleanup_epoch(self): self.row, self.log, self.start = {}, None, None
-    def cleanup_train(self): self.losses  # noqa: B018  # reads what is left, also after an error: a bad loss is told
-    def cleanup_validate(self): self.valid.read()
+    def _show_row(self):  # the latest one
+        last = self.history[-1]
+        self.log = [last['epoch'], *self.values[-1], *([last['time']] if self.add_time else [])]
+
+    def cleanup_epoch(self): self.row, self.log, self.start, self.start_time = {}, None, None, math.nan
+    def cleanup_train(self):
+        self.losses  # noqa: B018  # reads what is left, also after an error: a bad loss is told
+        self.begun, self.past = False, None
+
+    def cleanup_validate(self):
+        self.valid.read()
+        self.begun = False
 
     def cleanup_fit(self):  # metrics may hold predictions
         for m in self.metrics if self.run_kind != 'validate' else (): m.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        "Tensors and plain values; only `times` differ between two equal fits"
+        self.losses  # noqa: B018  # of a bad loss is told now: it is known to have been when this is loaded
+        mid = self.start is not None and 'train_loss' not in self.row  # in the midst of training
+        return dict(
+            n_fit=self.n_fit, iters=list(self.iters), start=self.start, row=dict(self.row),
+            has_row=self.log is not None, columns=[(*key, list(names)) for key, names in self.columns.items()],
+            values=[dict(zip(row.names, row)) for row in self.values],
+            history=[{**h, 'time': None} for h in self.history],  # where it stands among the columns
+            train=self.train.pack(), parts={k: part.pack() for k, part in self.parts.items()} if mid else {},
+            metrics={m.name: gathered(m, e) for m, e in zip(self.active, self.empty)} if mid else None,
+            times=dict(history=[h['time'] for h in self.history], epoch=time.perf_counter()-self.start_time))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # what `state_dict` gave
+        "Go on from there; within a fit, after `before_train` if that was saved in the midst of training"
+        self.n_fit, self.iters, self.row = state['n_fit'], list(state['iters']), dict(state['row'])
+        self.columns = {(phase, name): list(names) for phase, name, names in state['columns']}
+        self.values = [Row(row, row.values()) for row in state['values']]
+        self.history = [{**h, 'time': t} for h, t in zip(state['history'], state['times']['history'], strict=True)]
+        self._load_series(state['train'])
+        self.parts = {k: Losses.unpack(part) for k, part in state['parts'].items()}
+        self.log = None
+        if state['has_row']: self._show_row()
+        if state['start'] is not None: self.start = state['start']
+        elif self.start is not None: self.start = len(self.train.marks)  # this epoch's training begins now
+        passed = state['times']['epoch']
+        if not math.isnan(passed): self.start_time = time.perf_counter()-passed
+        if self.learn is None: return
+        self.learn.final_record = self.values[-1] if self.values else None
+        if state['metrics'] is None or self.learn.run_kind != 'fit': return
+        for m in self.active: put_back(m, state['metrics'].get(m.name), self.learn.device)
+
+    def _load_series(self, state):  # in a fit that goes on in pieces without a look at all that was before
+        past, self.past = self.past, None
+        if past and past[0].is_packed_as(state): self.train, self._smooth, self._losses, self._warned = past
+        else:
+            self.train, self._smooth, self._losses = Losses.unpack(state), 0., []
+            self._warned = not all(map(math.isfinite, self.train.values))
 
     def plot_loss(self,
         skip_start: int = 5,       # leave out the first batches, where the loss falls steeply

@@ -99,7 +99,7 @@ class ParamScheduler(Scheduler):
     both counted from `begin`. Outside nothing is set, and what was set last stays. Several ParamSchedulers work
     together: they set the same hyper-parameter one after the other, and their factors multiply.
     Raises: ValueError or TypeError, at the latest at the start of a fit, saying what does not fit."""
-    state = ('first', 'set_to', 'scaled_by', 'acted_at')
+    state = ('first', 'start', 'set_to', 'scaled_by', 'acted_at', 'epoch0')
     acted_at = -1              # the step at which this one acted last
     step_i = -1                # the step whose values are set now
     epoch0 = 0                 # the epoch in which it first acted

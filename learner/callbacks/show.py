@@ -19,7 +19,8 @@ def outline() -> list[tuple[int, str]]:  # (depth, event), in the order in which
                 (depth, cancelled), (depth, after), (depth, cleanup)]
     def batch(*inside): return scope('batch', 3, [(4, 'after_pred'), (4, 'after_loss')], *inside)
     train = scope('train', 2, batch(scope('backward', 4), scope('step', 4)))
-    return scope('fit', 0, scope('epoch', 1, train, scope('validate', 2, batch())))
+    rest = [(1, 'save_point')]
+    return scope('fit', 0, scope('epoch', 1, train, [(2, 'save_point')], scope('validate', 2, batch())), rest)
 
 
 @patch

@@ -163,13 +163,21 @@ class TorchScheduler(Scheduler):
 
     def state_dict(self) -> dict[str, Any]:
         "What torch's scheduler keeps, and where the fit began; empty outside a fit"
-        return dict(sched=self.sched.state_dict(), first=self.first) if self.sched else {}
+        if not self.sched: return {}
+        lambdas = getattr(self.sched, 'lr_lambdas', ())
+        if all(hasattr(f, '__dict__') for f in lambdas): sched = self.sched.state_dict()
+        else:  # torch asks each that is no plain function for its state, and a built-in one has none
+            sched = {**vars(self.sched), 'lr_lambdas': [None]*len(lambdas)}
+            del sched['optimizer']
+        return dict(sched=sched, first=self.first, start=self.start, held=self.held)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # what `state_dict` gave
-        "Let the fit's scheduler go on from there"
-        if not state: return
-        self.sched.load_state_dict(state['sched'])
-        self.first = state['first']
+        "Let the fit's scheduler go on from there; what it was told of the length of the fit is that of this one"
+        if not state or not self.sched: return
+        length = 'total_steps', 'T_max', '_schedule_phases'
+        told = {k: v for k, v in vars(self.sched).items() if self.plans and k in length}
+        self.sched.load_state_dict(state['sched'] | told)
+        self.first, self.start, self.held = state['first'], state['start'], state['held']
 
     def __repr__(self) -> str:
         o = self.make.func if isinstance(self.make, partial) else self.make

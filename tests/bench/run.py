@@ -35,12 +35,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch.optim import SGD, AdamW
+from torch.utils.data import DataLoader
 
 from learner import Learner
 from learner.callback import Callback
 from learner.callbacks.progress import ProgressCallback
 from learner.display import TerminalLive
+from learner.loader import Loader
 from learner.optim import Adam
+from tests.bench import saving
 from tests.bench.peers import peers
 from tests.bench.work import (by_hand, calls_per_batch, cross_entropy, digits_net, image_loader, image_net, mse_loss,
                               ready_batches, ready_digits, small_net)
@@ -88,6 +91,16 @@ def finds(opt_func, work, k):  # a sweep of learning rates over `k` batches, fro
     return lambda: learn.lr_find(num_it=k, stop_div=False, show_plot=False, suggest_funcs=None)
 
 
+def item_loader(k):  # through a torch DataLoader over `k` batches of a dataset that is no TensorDataset
+    dl = DataLoader(saving.Items(64*k), 64, shuffle=True)
+    return lambda: [None for _ in dl]
+
+
+def planned_items(k):  # the same as a Learner goes through it
+    dl = Loader(DataLoader(saving.Items(64*k), 64, shuffle=True))
+    return lambda: [None for _ in dl]
+
+
 class TerminalBar(ProgressCallback):
     def __init__(self): super().__init__(TerminalLive)
 
@@ -115,7 +128,9 @@ def own_pairs():
         Pair("lr_find of 100 iterations, our Adam in both", partial(hand, Adam, digits), partial(finds, Adam, digits),
              1.15, 100),
         Pair("ready batches, SGD, 10 idle callbacks, to a Learner without", learn_sgd,
-             partial(learn_sgd, cbs=[Callback]*10), 1.)]
+             partial(learn_sgd, cbs=[Callback]*10), 1.),
+        Pair("items one by one without a model, the plan of batches to a torch DataLoader", item_loader, planned_items,
+             1.02, 500)]
 
 
 def pairs_of(library):
@@ -210,7 +225,8 @@ def report(libraries, times, counts, load):
         f'torch {torch.__version__}', '',
         f'{where}; {n_rounds} rounds, load {load[0]:.1f} to {load[1]:.1f}', '',
         *(f"| {' | '.join(cells)} |" for cells in table), '',
-        f'`import learner` adds {spread(import_ms(), ".0f")} ms to `import torch` (aim: under 50).', ''])
+        f'`import learner` adds {spread(import_ms(), ".0f")} ms to `import torch` (aim: under 50).', '',
+        *(line for text in saving.lines() for line in (text, ''))])
 
 
 def main():

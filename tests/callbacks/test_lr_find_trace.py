@@ -28,7 +28,7 @@ def holds(o, path='learn', found=None, seen=None):
     "All that can be reached from `o`, by path: which object it is, and what it holds"
     found, seen = {} if found is None else found, {} if seen is None else seen
     if isinstance(o, (int, float, str, type, FunctionType, ModuleType, torch.device)) or o is None:
-        found[path] = o
+        found[path] = o if o == o else 'nan'
         return found
     found[path] = [type(o), id(o)]
     if id(o) in seen: return found

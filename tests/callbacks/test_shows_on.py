@@ -6,7 +6,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from learner.callback import Callback
-from learner.callbacks.progress import CSVLogger, ShowGraphCallback
+from learner.callbacks.csv_logger import CSVLogger
+from learner.callbacks.progress import ShowGraphCallback
 from learner.callbacks.recorder import Recorder
 from learner.data import DataLoaders
 from learner.events import CancelValidException

@@ -1,0 +1,231 @@
+"""Checkpoint: saves everything while training, so that nothing is lost; and finding again what was saved."""
+import re
+import shutil
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from fastcore.basics import patch
+from fastcore.foundation import L
+from torch import Tensor
+
+from ..callback import Callback
+from ..display import say
+from ..every import Every
+from ..files import DamagedFile, load_file, remove_temps, save_file, verify_file
+from ..learner import Learner
+from ..plain import from_plain, to_plain
+from ..state import learner_state
+from ..utils import warn
+from .tracker import TrackerCallback
+
+__all__ = ['Checkpoint', 'newest', 'saved_files']
+
+
+class Checkpoint(Callback):
+    """Saves the whole state while training, where nothing is under way: `fit(…, resume=True)` goes on bit for bit
+
+    Files are `run1_step500.ckpt`, `run1_best_accuracy.ckpt`: a run is what one Checkpoint saves, in however many fits;
+    those of other runs are left alone. A file is written beside its place, checked, and moved there; older ones go only
+    then. A stop (Ctrl-C, a signal) saves before it ends the fit. An error in the midst of a batch has left nothing that
+    could be gone on with exactly: then the weights and the optimizer go to `run1_error.pth`, which `learn.load` takes.
+    Raises: OSError, ValueError or TypeError at the start of a fit if the folder cannot be written to, a monitored
+    column is not there, or a callback wants kept what a file cannot hold.
+    Order: after all others."""
+    order = 1000
+    run_in = {'fit'}
+    run_valid = False
+    state = ('n_run', 'best')
+    not_hashed = ('n_run',)
+    n_run: int|None = None  # number of its run, once it has saved
+    due = False           # shall the next save point be used?
+    took = 0.             # seconds of the last save
+    reached: Any = ()     # monitored columns whose best value is the last epoch's
+    begun = 0             # value of `learn.n_step` when the fit began
+    over = False          # has the fit come to its end?
+
+    def __init__(self,
+        every: str|Every = 'auto',      # '500it', '2ep', '10min'; 'auto': so seldom that it takes under 1 % of the time
+        keep: int|None = 2,             # how many of this run's files stay, the newest ones; None: all
+        monitor: Any = None,            # columns whose best epochs are kept too: names, or TrackerCallbacks with `comp`
+        path: str|Path|None = None,     # folder below `learn.path`; None: `checkpoints` where its models go
+        at_end: bool = True,            # also when the fit ends, however it does
+        on_error: str = 'warn',         # if it cannot be saved: 'warn' and go on, or 'raise'
+    ):
+        if keep is not None and (isinstance(keep, bool) or keep < 1): raise ValueError(
+            f"Checkpoint: keep={keep!r}; give how many files stay, 1 or more, or None for all")
+        if on_error not in ('warn', 'raise'): raise ValueError(
+            f"Checkpoint: on_error={on_error!r}; give 'warn' or 'raise'")
+        self.auto = every == 'auto'
+        self.every, self.keep = Every('10s' if self.auto else every, last=False), keep
+        self.path, self.at_end, self.on_error = path, at_end, on_error
+        self.trackers = [o if isinstance(o, TrackerCallback) else TrackerCallback(o) for o in L(monitor)]
+
+    @property
+    def best(self) -> dict[str, float|None]:
+        "The best value so far of each monitored column; None before there is one"
+        return {t.monitor: t.best for t in self.trackers}
+    @best.setter
+    def best(self, best):
+        for t in self.trackers: t.best = best.get(t.monitor)
+
+    def folder(self,
+        learn: Any,  # the Learner
+    ) -> Path:
+        "Where the files are"
+        return Path(learn.path)/(self.path or Path(learn.model_dir)/'checkpoints')
+
+    def before_fit(self):
+        self.due, self.reached, self.over, self.begun = False, (), False, self.learn.n_step
+        for t in self.trackers:
+            t.learn, t.reset_on_fit = self.learn, False
+            t.before_fit()
+        folder = self.folder(self.learn)
+        folder.mkdir(parents=True, exist_ok=True)
+        for place in {folder, Path(self.learn.path)/self.learn.model_dir}: remove_temps(place)
+        self._check_room(folder)
+        self.every.start()
+
+    def _check_room(self, folder):
+        state, n_bytes = to_plain(learner_state(self.learn), 'learner'), 0
+        todo = [state]
+        for o in todo:
+            if isinstance(o, Tensor): n_bytes += o.numel()*o.element_size()
+            elif isinstance(o, (list, tuple)): todo.extend(o)
+            elif isinstance(o, dict): todo.extend(o.values())
+        if not state['opt']['state']: n_bytes *= 3  # an optimizer may come to hold two numbers a weight
+        if (free := shutil.disk_usage(folder).free) < n_bytes: warn(
+            f"Checkpoint: a file may need {n_bytes/2**20:.0f} MiB, and `{folder}` has room for {free/2**20:.0f}")
+
+    def after_batch(self):
+        if self.every.at_step(self.learn): self._ask()
+
+    def _ask(self):
+        self.due = True
+        self.learn._stop.ask('due')  # for a save point after this batch
+
+    def cleanup_epoch(self):  # also if another callback ends the fit in its `after_epoch`
+        if self.every.at_epoch(self.learn): self.due = True
+        for t in self.trackers: t.cleanup_epoch()
+        self.reached = [t.monitor for t in self.trackers if t.new_best]
+
+    def save_point(self):
+        asked = self.learn.asked
+        ends = bool(asked.keys() & {'stop', 'interrupt', 'exit'})
+        if self.due or 'save' in asked or ends and self.at_end: self._save()
+        self._save_best()
+
+    def after_fit(self):
+        self.over = True
+        if self.learn.paused or self.learn.n_step == self.begun: return  # saved where it stopped; or nothing was done
+        if self.at_end: self._save(done=True)
+        self._save_best()
+
+    def cleanup_fit(self):
+        if not (self.over or self.learn.paused) and self.at_end and self.learn.n_step > self.begun: self._save_error()
+        for t in self.trackers: t.learn = None
+
+    def _save_best(self):
+        for name in self.reached: self._save(f'best_{name}')
+        self.reached = ()
+
+    def _save(self, name='', done=False):
+        start, learn = perf_counter(), self.learn
+        self._number()
+        state = learner_state(learn) | dict(done=done)
+        learn('before_save', state)
+        def write(path): save_file(to_plain(state, 'learner'), path)
+        if self._written(name or f'step{learn.n_step}', '.ckpt', write): self._remove_old()
+        if name: return
+        self.due, self.took = False, perf_counter()-start
+        if self.auto: self.every = Every(f'{max(10., 100*self.took):.2f}s', last=False)
+
+    def _save_error(self):
+        def write(path): self.learn.save(path, with_opt=True)
+        if self._written('error', '.pth', write): say(
+            f"Checkpoint: weights and optimizer as they were at the error are in `{self._file('error', '.pth')}`")
+
+    def _file(self, name, suffix):
+        self._number()
+        return self.folder(self.learn)/f'run{self.n_run}_{name}{suffix}'
+
+    def _number(self):  # a new run has the next one
+        if self.n_run is not None: return
+        found = [re.match(r'run(\d+)_', p.name) for p in self.folder(self.learn).iterdir()]
+        self.n_run = max((int(m[1]) for m in found if m), default=0)+1
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # what `state_dict` gave
+        "Go on with that run; if it had gone further, as a new one, so that neither overwrites the other"
+        super().load_state_dict(state)
+        if self.learn is None: return
+        files = saved_files(self.folder(self.learn))
+        if any(run == self.n_run and step > self.learn.n_step for run, step, _ in files): self.n_run = None
+        self.begun = -1  # the end of this fit is yet to be saved, also if no step is left
+
+    def after_load(self, state):  # of a fit that was over: it has been saved
+        if state.get('done'): self.begun = self.learn.n_step
+
+    def _written(self, name, suffix, write):
+        try:
+            path = self._file(name, suffix)
+            write(path)
+            return verify_file(path)
+        except (OSError, DamagedFile) as e:
+            if self.on_error == 'raise': raise
+            warn(f"Checkpoint: step {self.learn.n_step} is not saved, and training goes on: {e}")
+
+    def _remove_old(self):
+        mine = [path for run, _, path in saved_files(self.folder(self.learn)) if run == self.n_run]
+        for path in mine[:-self.keep] if self.keep else ():
+            try: path.unlink()
+            except OSError as e: warn(f"Checkpoint: an old file stays: {e}")
+
+
+def saved_files(
+    folder: Path,
+) -> list[tuple[int, int, Path]]:
+    "Numbers of run and step, and the path, of each regular checkpoint in a folder, the newest one last"
+    files = folder.iterdir() if folder.is_dir() else ()
+    named = [(re.fullmatch(r'run(\d+)_step(\d+)\.ckpt', p.name), p) for p in files]
+    return sorted((int(m[1]), int(m[2]), p) for m, p in named if m)
+
+
+def newest(
+    folders: list[Path],
+    n_fit: int,   # number of the fit that is to go on, among those of its Learner
+) -> tuple[Path|None, dict|None]:  # no state: that fit is over, and only a file of a later one is there
+    """The newest sound checkpoint of a fit, and what is in it; None if there is none
+
+    Damaged files are skipped, with a warning that names them."""
+    later = None
+    for _, _, path in sorted((f for folder in folders for f in saved_files(folder)), reverse=True):
+        try: state = from_plain(load_file(path))
+        except (DamagedFile, OSError) as e:
+            warn(f"resume: `{path}` is skipped: {e}")
+            continue
+        n = state['counters']['n_fit']
+        if n == n_fit: return path, state
+        if n < n_fit: break  # of fits before this one
+        later = later or path
+    return later, None
+
+
+@patch
+def request_stop(self: Learner) -> bool:  # False: no fit is running
+    "Ask the running fit, from any thread, to end quietly after the present batch; it can be gone on with"
+    return _request(self, 'stop')
+
+
+@patch
+def request_save(self: Learner) -> bool:  # False: no fit is running
+    """Ask the running fit, from any thread, to save a checkpoint after the present batch
+
+    Raises: RuntimeError if it has no Checkpoint."""
+    if self._stop.running and not any(isinstance(cb, Checkpoint) for cb in self.cbs): raise RuntimeError(
+        "request_save: the running fit has no Checkpoint among its callbacks, which would save")
+    return _request(self, 'save')
+
+
+def _request(learn, what):
+    if learn._stop.running: learn._stop.ask(what, by=f'request_{what}')
+    return learn._stop.running

@@ -1,0 +1,234 @@
+"""Going on: `fit(resume=…)` in another process, `learn.resume()` in this one, and `learn.step(n)`, a fit in pieces."""
+import math
+import sys
+from contextlib import ExitStack
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from fastcore.basics import noop, patch
+from fastcore.foundation import L
+
+from ..callback import Callback
+from ..display import say
+from ..files import load_file
+from ..frame import current_opt, set_rates
+from ..host import as_callback
+from ..interrupt import PauseFit
+from ..learner import Learner
+from ..plain import from_plain
+from ..state import Pause, differences, keyed, restore_snapshot, restore_weights
+from ..utils import replacing, warn
+from .checkpoint import Checkpoint, newest
+from .progress import ProgressCallback, ShowGraphCallback
+from .saved_state import put_back, refuse
+from .schedule import Scheduler
+
+__all__ = ['Resuming', 'Steps']
+
+
+class Resuming(Callback):
+    """Puts a state back when the fit comes to the scope in which it was taken; `fit(resume=…)` adds it
+
+    Raises: ValueError, before training, naming what does not fit.
+    Order: after all others, whose `before_x` is part of what the state holds."""
+    order = math.inf
+    toward_end = True
+    run_in = {'fit'}
+    run_valid = False
+    done = False  # is it put back?
+    ended: int|None = None  # the last epoch of a fit that was over
+    over: Any = None  # the state at its end
+    n_step_before: Any = None  # value of `learn.n_step` before that of the state was set
+
+    def __init__(self,
+        state: dict[str, Any],       # of `learner_state`, or a snapshot if it is of this process
+        source: str,                 # where it is from, for messages
+        allow: Any = (),             # what may differ
+        paused: Pause|None = None,   # it is of this process
+        new_rates: bool = False,     # has the fit got others, which are to be used?
+    ):
+        self.source, self.allow, self.paused, self.new_rates = source, allow, paused, new_rates
+        self.data: Any = state
+
+    def before_fit(self):
+        if not self.paused: self._check()
+        if self.data['place'] == 'epoch': self._put_back()
+
+    def before_epoch(self):
+        if self.data and self.data['place'] == 'valid': self._put_back()
+
+    def before_train(self):
+        if self.data and self.data['place'] == 'train': self._put_back()
+
+    def after_fit(self):
+        if self.over:  # what the others have just done again is part of it, such as loading the best model
+            restore_weights(self.learn, self.over, frozenset(L(self.allow)))
+            restore_snapshot(self.learn, self.over)
+        if self.ended is not None: self.learn.epoch = self.ended  # as the fit left it
+
+    def cleanup_fit(self):
+        if self.done: return
+        self.learn.paused = self.paused  # refused, or interrupted: it can be gone on with as before
+        if not self.paused: self.learn.n_step = self.n_step_before
+
+    def _check(self):  # what can be known only when all callbacks are there
+        then, found, learn = self.data['counters'], {}, self.learn
+        scheds = [cb for cb in learn.cbs if isinstance(cb, Scheduler)]
+        if scheds and (then['n_epoch'], then['n_steps']) != (learn.n_epoch, learn.n_steps): found['n_epoch'] = (
+            f"it is of a fit of {then['n_epoch']} epochs, and this one has {learn.n_epoch}, so that {scheds[0]} is "
+            "stretched over them: from here on it is that of the longer fit")
+        for k, name in dict(lr='learning rate', wd='weight decay').items():
+            if (old := self.data['rates'][k]) != (new := repr(learn._rates[k])):
+                found[k] = f"the fit was called with the {name} {old}, and now with {new}"
+                self.new_rates = True
+        here, saved = keyed(learn), self.data['callbacks']
+        gone = [k for k in saved if k not in here and not k.startswith('checkpoint')]  # who saves decides nothing
+        new = [k for k, cb in here.items() if k not in saved and isinstance(cb, Scheduler)]
+        if gone or new: found['callbacks'] = '; '.join([f"`{k}` is missing, whose state it holds" for k in gone] +
+                                                       [f"it holds no state of `{k}`" for k in new])
+        refuse(found, self.allow, self.source)
+        if begun := [k for k, cb in here.items() if k not in saved and cb.state_dict() and k not in new]: warn(
+            f"{self.source} holds no state of {', '.join(f'`{k}`' for k in begun)}: begun anew")
+
+    def _put_back(self):
+        if self.paused: restore_snapshot(self.learn, self.data)
+        else: put_back(self.learn, self.data, self.allow)
+        if self.new_rates: set_rates(self.learn)
+        if self.learn.epoch == self.n_epoch: self.ended = self.data['counters']['epoch']  # nothing is left to do
+        if self.ended is not None and self.data.get('done'): self.over = self.data
+        self.data, self.done = None, True
+        if not self.paused: say(f"{self.source}: " + (
+            f"the fit was over after {self.n_step} steps" if self.ended is not None else
+            f"goes on in epoch {self.epoch+1} of {self.n_epoch}, after {self.n_step} steps"))
+
+
+def _found(learn, cbs, resume):  # the file to go on from, and what is in it
+    if resume is not True:
+        path = Path(resume)
+        return newest([path], learn.n_fit) if path.is_dir() else (path, from_plain(load_file(path)))
+    folders = [cb.folder(learn) for cb in [*learn.cbs, *cbs] if isinstance(cb, Checkpoint)]
+    if not folders: raise ValueError("resume=True: there is no Checkpoint among the callbacks, whose folder would be "
+                                     "looked into; give `cbs=Checkpoint(…)`, or resume='file'")
+    return newest(folders, learn.n_fit)
+
+
+def _moved(state, found, dl):  # the loader's place in an epoch, where other data was allowed
+    place = state['loader']
+    if 'dataset' in found: return dict(record=None, position=0)  # in another order: the epoch is begun again
+    if 'batch_size' not in found: return place
+    return place | dict(position=place['position']*state['data']['batch_size']//dl.bs)  # no item is left out
+
+
+@patch
+def _resuming(self: Learner, cbs, resume, allow, reset_opt):  # the callbacks of a fit, which may go on with another
+    if not resume:
+        if L(allow): raise ValueError(f"fit: allow={allow!r} says what may differ from a checkpoint: it needs `resume`")
+        return cbs
+    if reset_opt or self.epoch: raise ValueError(
+        f"fit: `{'reset_opt' if reset_opt else 'start_epoch'}` and `resume` exclude each other: a file has its own")
+    if isinstance(resume, Pause):
+        self.epoch = resume.state['at_epoch']
+        return [*L(cbs), Resuming(resume.state, 'what was stopped', allow, resume, new_rates=resume.new_rates)]
+    cbs = [as_callback(cb) for cb in L(cbs)]
+    path, state = _found(self, cbs, resume)
+    if state is None:
+        if path: self.epoch = self.n_epoch
+        say(f"`{path}` is of a later fit, so this one is over" if path else "no checkpoint yet: the fit starts anew")
+        return cbs
+    self.epoch = _first_epoch(self, state, path)
+    current_opt(self)
+    found = differences(self, state)
+    refuse(found, allow, f"`{path}`")
+    if state['place'] == 'train': state['loader'] = _moved(state, found, self.dls.train)
+    cb = Resuming(state, f"`{path}`", allow)
+    cb.n_step_before, self.n_step = self.n_step, state['counters']['n_step']
+    return [*cbs, cb]
+
+
+def _first_epoch(learn, state, path):
+    if not isinstance(state, dict) or not state.get('place'): raise ValueError(
+        f"`{path}` holds no state of a fit under way: `learn.load_state` takes one from outside a fit, `learn.load` "
+        "takes weights")
+    if state.get('done') and learn.n_epoch <= state['counters']['n_epoch']: return learn.n_epoch
+    if state['at_epoch'] > learn.n_epoch: raise ValueError(
+        f"`{path}` is of a fit that has done {state['at_epoch']} epochs; this one has {learn.n_epoch} in all")
+    return state['at_epoch']
+
+
+@patch
+def resume(self: Learner) -> None:
+    """Go on with the fit that was stopped in this process, with its callbacks, as if it had not been
+
+    Raises: RuntimeError if there is none."""
+    _go_on(self, _paused(self))
+
+
+def _paused(learn):
+    if learn.paused is None: raise RuntimeError(
+        "resume: no fit of this Learner was stopped between two batches in this process; one that a Checkpoint has "
+        "saved goes on with the same call of fit, and `resume=True`")
+    return learn.paused
+
+
+def _go_on(learn, paused, *cbs, lr=None, wd=None):
+    old = [cb for cb in paused.cbs if cb.learn is None and not isinstance(cb, (Resuming, Steps))]
+    rates = paused.rates | {k: v for k, v in dict(lr=lr, wd=wd).items() if v is not None}
+    paused.new_rates = rates != paused.rates
+    learn.fit(paused.n_epoch, rates['lr'], rates['wd'], [*old, *cbs], n_steps=paused.n_steps, resume=paused)
+
+
+class Steps(Callback):
+    """Pauses the fit after so many steps of the optimizer
+
+    Order: after all others, which the batch is to be over for."""
+    order = math.inf
+    toward_end = True
+    run_in = {'fit'}
+    run_valid = False
+    at_border = False  # was it the last batch of an epoch? Then after its validation
+
+    def __init__(self,
+        n: int,  # steps
+    ): self.left = n
+
+    def after_batch(self):
+        if not self.learn.stepped: return
+        self.left -= 1
+        if self.left: return
+        self.at_border = self.iter+1 == self.n_iter
+        if self.at_border: return
+        self.dl.hold()
+        self.learn._stop.ask('pause')
+
+    def cleanup_epoch(self):
+        if self.at_border and self.epoch+1 < self.n_epoch: self.learn._stop.ask('pause')
+
+
+@patch
+def step(self: Learner,
+    n: int = 1,                         # steps of the optimizer
+    lr: float|slice|list|None = None,   # learning rate from now on; None: as it is
+    wd: float|list|None = None,         # weight decay, likewise
+    cbs: Any = None,                    # callbacks for all steps to come
+    n_epoch: int|None = None,           # of the fit that the first step begins, for schedules; None: it has no end
+    n_steps: int|None = None,           # optimizer steps an epoch, for schedules; None: one a training batch
+    validate: bool = False,             # also validate at the end of each epoch?
+) -> int:                               # the steps made: fewer than `n` if the fit is over
+    """Train for `n` steps and return; the next call goes on from there, as one long fit would
+
+    It also goes on with a fit that was stopped. Nothing is shown; the Recorder's rows are there as usual.
+    Raises: ValueError or TypeError if anything does not fit."""
+    if isinstance(n, bool) or not isinstance(n, Integral) or n < 1: raise ValueError(
+        f"step: `n` is {n!r}; give how many steps to make, 1 or more")
+    steps, shows = Steps(n), [cb for cb in self.cbs if isinstance(cb, (ProgressCallback, ShowGraphCallback))]
+    with ExitStack() as stack:
+        for cb in shows: stack.enter_context(replacing(cb, run=False))
+        if not validate:
+            vars(self)['_do_epoch_validate'] = noop
+            stack.callback(vars(self).pop, '_do_epoch_validate')
+        try:
+            if self.paused: _go_on(self, self.paused, *L(cbs), steps, lr=lr, wd=wd)
+            else: self.fit(n_epoch or sys.maxsize, lr, wd, [*L(cbs), steps], n_steps=n_steps)
+        except PauseFit: pass
+    return n-steps.left

@@ -1,0 +1,28 @@
+"""What changes a training step: gradient clipping."""
+import torch
+
+from ..callback import Callback
+
+__all__ = ['GradientClip']
+
+
+class GradientClip(Callback):
+    """Scales all gradients down, just before each step, so that their total norm is at most `max_norm`
+
+    They are those of the optimizer's parameters; the norm is that of all of them together, by torch's own
+    `clip_grad_norm_`, which does not wait for the device.
+    Raises: ValueError if `max_norm` or `norm_type` is not above 0.
+    Order: after mixed precision (10), which unscales the gradients."""
+    order = 11
+    run_valid = False
+
+    def __init__(self,
+        max_norm: float = 1.,   # largest total norm allowed
+        norm_type: float = 2.,  # p of the p-norm; `inf` bounds the largest single entry
+    ):
+        for name, value in dict(max_norm=max_norm, norm_type=norm_type).items():
+            if not value > 0: raise ValueError(f"GradientClip: `{name}` is {value!r}; give a number above 0")
+        self.max_norm, self.norm_type = max_norm, norm_type
+
+    def before_step(self):
+        torch.nn.utils.clip_grad_norm_(self.opt.all_params(), self.max_norm, self.norm_type)
