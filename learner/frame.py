@@ -32,7 +32,9 @@ def fit_frame(
     except BaseException as e:
         if frees_memory(e): free_frames(e, handled)
         raise
-    finally: restore_modes(modes)
+    finally:
+        restore_modes(modes)
+        for dl in learn.dls.loaders: dl.close()  # one that was left, which a traceback may still hold
 
 
 @contextmanager

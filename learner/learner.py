@@ -98,7 +98,6 @@ class Learner(Host):
     def lr(self, lr):
         self._lr = lr
         if self._rates: self._rates['lr'] = set_rates(self, lr)  # a fit is running
-
     @property
     def metrics(self) -> L: "The metrics, as Metric objects"; return self._metrics
     @metrics.setter
@@ -186,6 +185,7 @@ class Learner(Host):
         Raises: ValueError if the loader gives no batch."""
         stoppable = self.run_kind != 'validate' and all(scope[0] != 'batch' for scope in self._scopes())
         batches, i = iter(self.dl), -1
+        if stoppable and self._stop.requested: self._rest()
         for i, b in enumerate(batches, getattr(self.dl, 'position', 0)):  # a resumed epoch goes on at a later batch
             self.one_batch(i, b)
             if stoppable and self._stop.requested: self._rest()

@@ -15,19 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import (BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler,
-                              SequentialSampler, Subset, SubsetRandomSampler, TensorDataset, WeightedRandomSampler,
-                              default_collate)
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
+from .plan import Plan
 from .tensors import exact_device, pinned, to_cuda, to_device
 from .utils import rng_state, set_rng_state
 from .workers import end_workers, fetch_items, worker_pool
 
 __all__ = ['Loader', 'untouched']
-
-# They draw nothing from a global stream between batches, so that an epoch can be drawn at once; a subclass may.
-finite_samplers = SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler
-
 
 @contextmanager
 def untouched(
@@ -57,6 +52,7 @@ class Loader:
     _start: tuple[Any, int] | None           # what `start_at` asked for
     _held: Any                               # an iteration that `hold` keeps, to be gone on with
     _moved: bool                             # has the user's loader gone to that place by itself?
+    on_failure: Any                          # what is called when workers fail, before their error is raised
     _live: Any                               # weak reference to the newest iteration
     _pool: DataLoader | None                 # the copy of `dl` that has the persistent workers
     _end: Any                                # ends them
@@ -71,7 +67,7 @@ class Loader:
                             "`DataLoaders.from_dsets`), give arrays and tensors to `DataLoaders.from_tensors`")
         self.dl, self.device, self.record, self.position = dl, device, None, 0
         self._start = self._held = self._live = self._pool = self._end = self._base = None
-        self._moved = False
+        self._moved, self.on_failure = False, None
 
     def __getattr__(self, name):
         if name.startswith('__') or name == 'dl': raise AttributeError(name)  # asked for while copying or unpickling
@@ -173,6 +169,15 @@ class Loader:
         return {k: o for k, o in inner.items()
                 if all(callable(getattr(type(o), m, None)) for m in ('state_dict', 'load_state_dict'))}
 
+    def _failed(self):
+        self.restart_workers()
+        if self.on_failure: self.on_failure()
+
+    def close(self) -> None:
+        "End the present iteration and its workers, unless it is kept by `hold`"
+        live = self._live and self._live()
+        if live is not None and live is not self._held: live.close()
+
     def why_empty(self) -> str:
         "Why an epoch has no batch, and what to do about it"
         kind, data, bs = type(self.dl).__name__, getattr(self.dl, 'dataset', None), getattr(self, 'bs', 0)
@@ -240,7 +245,7 @@ class Loader:
             feed.batches = plan.seeded(k)
         try: it: Any = iter(pool)
         except BaseException:
-            self.restart_workers()
+            self._failed()
             raise
         # `it` would do this itself when freed, but waits 5 s in vain if the garbage collector freed its queues before
         end = self._end or weakref.finalize(self, end_workers, it._shutdown_workers, os.getpid())
@@ -254,71 +259,11 @@ class Loader:
                 try: b = next(it)
                 except StopIteration: return
                 except BaseException:
-                    self.restart_workers()
+                    self._failed()
                     raise
                 yield b
         finally:
             if not keep: end()
-
-
-class Plan:
-    "The index batches of one epoch, drawn from one place before the first item is loaded"
-    def __init__(self,
-        dl: DataLoader,                         # over a map dataset
-        base: tuple[int, int] | None = None,    # persistent workers' base seed and age in epochs; None draws a seed
-    ):
-        sampler: Any = dl.sampler if dl.batch_sampler is None else dl.batch_sampler
-        exact = type(sampler) is BatchSampler
-        flat: Any = sampler.sampler if exact else sampler
-        lazy = type(flat) not in finite_samplers
-        self.rest = iter(sampler) if lazy else None  # before the base seed, as in torch
-        self.base = base or (_draw_seed(dl.generator), 0)
-        self.ids: Any = None if lazy else _all_indices(flat)
-        self.bs, self.drop_last = (sampler.batch_size, sampler.drop_last) if exact else (None, False)
-
-    def starts(self, k: int) -> range:
-        "Where in `ids` the batches from number `k` on start"
-        n, bs = len(self.ids), self.bs or 1
-        return range(k*bs, n - n % bs if self.drop_last else n, bs)
-
-    def batches(self, k: int) -> Iterator:
-        "The index batches from number `k` on; single indices if the loader does not batch"
-        if self.rest is not None:
-            for _ in islice(self.rest, k): pass
-            return self.rest
-        ids: Any = self.ids
-        listed: Any = Tensor.tolist if isinstance(ids, Tensor) else list
-        return (listed(ids[i:i+self.bs]) if self.bs else listed(ids[i:i+1])[0] for i in self.starts(k))
-
-    def seeded(self, k: int) -> Iterator:
-        "Each index batch with a seed of its own, made from the epoch's seed and the batch's number"
-        seed = _mix(*self.base)
-        return ((_mix(seed, n), ids) for n, ids in enumerate(self.batches(k), k))
-
-
-def _draw_seed(generator=None): return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
-
-
-def _all_indices(s) -> Tensor | range | list:
-    "What a finite sampler gives in an epoch, by the draws that it makes itself"
-    if type(s) is SequentialSampler: return range(len(s.data_source))
-    if type(s) is not RandomSampler or s.replacement:
-        ids = list(s)
-        return torch.tensor(ids, dtype=torch.int64) if all(type(i) is int for i in ids) else ids
-    n, wanted, g = len(s.data_source), s.num_samples, s.generator or torch.Generator().manual_seed(_draw_seed())
-    rounds = [torch.randperm(n, generator=g) for _ in range(wanted//n + 1)]  # the last one even if unused
-    return torch.cat([*rounds[:-1], rounds[-1][:wanted % n]])
-
-
-def _mix(seed: int, n: int) -> int:
-    """A seed for number `n`, 64 bits, unlike those of neighbouring numbers and seeds
-
-    Source: SplitMix64; Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014."""
-    mask = 2**64 - 1
-    z = (seed + (n+1)*0x9E3779B97F4A7C15) & mask
-    z = (z ^ z >> 30)*0xBF58476D1CE4E5B9 & mask
-    z = (z ^ z >> 27)*0x94D049BB133111EB & mask
-    return z ^ z >> 31
 
 
 # ---- fetching in this process

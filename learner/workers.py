@@ -3,18 +3,14 @@ import os
 import random
 import signal
 from collections.abc import Iterator
-from functools import cache
 from threading import Event
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-__all__ = ['fetch_items', 'end_workers', 'end_all_workers', 'is_worker_error', 'worker_pool']
-
-_running: Any = WeakKeyDictionary()  # torch's iterations by workers, and the user's loader that each is of
+__all__ = ['fetch_items', 'end_workers', 'worker_pool']
 
 
 def fetch_items(
@@ -52,28 +48,12 @@ def end_workers(
     pid: int,       # of the process that started them
 ) -> None:
     "End workers, unless this is a forked worker that frees its copy of a loader: it has none to end"
-    while os.getpid() == pid:
-        try:
-            it = shutdown.__self__
-            if not all(w.is_alive() for w in it._workers):
-                it._workers_done_event = Event()  # the dead may hold a lock of torch's, which would be waited for forever
-                for w in it._workers: w.terminate()
-            return shutdown()
-        except RuntimeError as e:
-            if not is_worker_error(e): raise
-
-
-def end_all_workers(
-    dl: DataLoader,  # the user's
-) -> None:
-    "End whatever workers fetch from `dl`, also those of an iteration that was left and that something still refers to"
-    for it, of in [*_running.items()]:
-        if of is dl: end_workers(it._shutdown_workers, os.getpid())
-
-
-def is_worker_error(e: BaseException) -> bool:
-    "Is it the one by which torch tells that a worker has died? It has no type of its own"
-    return isinstance(e, RuntimeError) and str(e).startswith('DataLoader worker (pid')
+    if os.getpid() != pid: return
+    it = shutdown.__self__
+    if not all(w.is_alive() for w in it._workers):
+        it._workers_done_event = Event()  # a dead one may hold the lock of the other for ever
+        for w in it._workers: w.terminate()
+    shutdown()
 
 
 class _WorkerInit:
@@ -89,29 +69,16 @@ class _WorkerInit:
         if self.init_fn is not None: self.init_fn(worker_id)
 
 
-class _Pool:
-    "Notes its iterations"
-    users_dl: Any
-    def __iter__(self):
-        it = super().__iter__()  # pyright: ignore[reportAttributeAccessIssue]
-        _running[it] = self.users_dl
-        return it
-
-
-@cache
-def _pool_type(cls): return type(cls.__name__, (_Pool, cls), {})
-
-
 def worker_pool(
     dl: DataLoader,  # the user's, which stays as it is
     device: Any,     # where batches go; their memory is pinned for a GPU
     planned: bool,   # is it given seeded index batches? Else it draws its own
 ) -> DataLoader:
     "A shallow copy of `dl`, made past DataLoader's `__setattr__`, which forbids these changes"
-    new = dict(users_dl=dl, _iterator=None, worker_init_fn=_WorkerInit(dl.worker_init_fn),
+    new = dict(_iterator=None, worker_init_fn=_WorkerInit(dl.worker_init_fn),
                pin_memory=dl.pin_memory or device is not None and torch.device(device).type == 'cuda')
     if planned:
         new |= {'sampler' if dl.batch_sampler is None else 'batch_sampler': _Feed(), 'dataset': _Seeded(dl.dataset)}
-    pool: Any = object.__new__(_pool_type(type(dl)))
+    pool = object.__new__(type(dl))
     vars(pool).update(vars(dl), **new)
     return pool

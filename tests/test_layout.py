@@ -14,7 +14,7 @@ package = root/'learner'
 
 # A file imports from the levels below its own; what several files need lies below all of them.
 levels = [
-    '''events every files hypers interrupt keep loss_value models modes optimizers order plain schedules splitters
+    '''events every files hypers interrupt keep loss_value models modes optimizers order plain plan schedules splitters
        tensors transfer utils weights workers''',
     'callback checks data display frame host loader losses measure metrics optim plot skmetrics state',
     'learner',

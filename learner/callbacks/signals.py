@@ -4,17 +4,10 @@ import os
 import signal
 import threading
 from contextlib import ExitStack
-from functools import partial
-from time import monotonic, sleep
-from traceback import walk_tb
 
 from ..callback import Callback
-from ..events import CancelFitException
 from ..interrupt import tell
-from ..learner import Learner
-from ..loader import Loader
 from ..utils import warn
-from ..workers import end_all_workers, end_workers, is_worker_error
 from .checkpoint import Checkpoint
 
 __all__ = ['SignalCallback']
@@ -23,7 +16,7 @@ endings = {'stop', 'interrupt', 'exit'}
 
 
 class SignalCallback(Callback):
-    """Lets signals save a fit, end it, or both: after the batch under way, or while the loop waits for workers at once
+    """Lets signals save a fit, end it, or both, when the batch under way is finished
 
     An action is None (the signal is left as it is) or words joined by '+': 'save', and one of 'stop' (ends quietly,
     `learn.stopped_by` is then 'SIGTERM'; for SIGINT it is 'Ctrl-C'), 'interrupt' (KeyboardInterrupt) and 'exit' (ends
@@ -60,7 +53,7 @@ class SignalCallback(Callback):
             f"{self}: signals cannot be handled in this fit, since it runs in a thread other than the main one")
         for name, words in self.actions.items():
             if hasattr(signal, name): self._listen(name, words)
-        if self.old: self._be_ready()
+        self._hush()
 
     def _listen(self, name, words):
         n, flag = getattr(signal, name), self.learn._stop
@@ -75,9 +68,16 @@ class SignalCallback(Callback):
             self.undo.callback(signal.signal, n, old)
             signal.signal(n, self._hear)
 
+    def before_train(self): self.dl.on_failure = self._workers_failed
+    def before_validate(self): self.dl.on_failure = self._workers_failed
+
     def cleanup_fit(self):
         try:
-            if self.heard: self._end_workers()
+            for dl in self.dls.loaders:
+                dl.on_failure = None
+                if not self.heard: continue
+                dl.close()  # workers may be dead, or about to die, which shall be no matter when all is put back
+                dl.restart_workers()
         finally: self.undo.close()
 
     def _hear(self, signum, frame):
@@ -90,90 +90,23 @@ class SignalCallback(Callback):
         if ends: self.heard.add(signum)
         if callable(old) and old is not signal.default_int_handler: old(signum, frame)
         tell(f"{name}: {' and '.join(words)}, when the batch is finished" + "; a second one acts at once."*ends)
-        if not ends or not self._is_waiting(frame): return
-        try: self.learn._rest()
-        except BaseException as e:
-            self.learn._stop.ask(*words, by=name)  # again: if a `__del__` is at work here, what is raised is lost
-            if isinstance(e, CancelFitException): raise _Ended from None
-            raise
 
     def _as_ever(self, signum, frame):  # what the process would do without us
         if callable(old := self.old[signum]): return old(signum, frame)
         signal.signal(signum, signal.SIG_DFL)
         os.kill(os.getpid(), signum)
 
-    # ---- workers that die of the signal too
+    # ---- workers that die of the signal too, if it is sent to all processes of a job
 
-    def _be_ready(self):
-        own, inner = vars(self.learn), self.learn.all_batches
-        self.undo.callback(partial(own.update, all_batches=inner) if 'all_batches' in own else
-                           partial(own.pop, 'all_batches', None))
-        own['all_batches'] = partial(self._all_batches, inner)
-        self._watch()
+    def _hush(self):  # torch's handler, which raises in the midst of anything; the loader notices dead workers by itself
+        from torch.utils.data._utils.signal_handling import _set_SIGCHLD_handler
+        if not hasattr(signal, 'SIGCHLD') or not any(getattr(dl, 'num_workers', 0) for dl in self.dls.loaders): return
+        _set_SIGCHLD_handler()  # as the first workers of a process do; from then on it is not set again
+        self.undo.callback(signal.signal, signal.SIGCHLD, signal.getsignal(signal.SIGCHLD))
+        signal.signal(signal.SIGCHLD, lambda *_: None)
 
-    def _watch(self):  # torch's handler, which would raise its error in the midst of anything
-        if not hasattr(signal, 'SIGCHLD'): return
-        old = signal.getsignal(signal.SIGCHLD)
-        if not callable(old) or getattr(old, 'func', None) == self._child_ended: return
-        self.undo.callback(signal.signal, signal.SIGCHLD, old)
-        signal.signal(signal.SIGCHLD, partial(self._child_ended, old))
-
-    def _child_ended(self, old, signum, frame):
-        while True:  # torch tells of one loader's workers at a time
-            try: return old(signum, frame)
-            except RuntimeError as e:
-                waits = end_workers.__code__ in _stack(frame) or self._is_waiting(frame)  # for what will not come
-                if waits or not is_worker_error(e) or not self._is_end(frame): raise
-
-    def _is_end(self, frame):  # is a signal heard that ends the fit, or on its way? Workers may get theirs first
-        until, hearing = monotonic()+.5, SignalCallback._hear.__code__ in _stack(frame)
-        while not hearing and not self.heard and monotonic() < until: sleep(.01)
-        return hearing or self.heard
-
-    def _end_workers(self):  # they may be dead, and kept for the next fit, which makes new ones; or be about to die
-        for dl in self.learn.dls.loaders:
-            end_all_workers(dl.dl)
-            dl.restart_workers()
-
-    def _all_batches(self, inner):  # the Learner's, but for an end that comes while a batch is fetched
-        learn, dl = self.learn, self.learn.dl
-        learn.dl = _Beginning(self, dl)
-        try: return inner()
-        except _Ended: raise CancelFitException from None
-        except RuntimeError as e:
-            in_batch = any(frame.f_code is Learner.one_batch.__code__ for frame, _ in walk_tb(e.__traceback__))
-            if in_batch or not is_worker_error(e) or not self._may_end(): raise
-        finally: learn.dl = dl
-        learn._rest()
-
-    def _may_end(self):  # is an end asked for, in a loop that can be gone on with, and no batch under way?
-        learn = self.learn
-        return (self.heard and learn._stop.requested and learn.run_kind == 'fit' and
-                all(scope[0] != 'batch' for scope in learn._scopes()))
-
-    def _is_waiting(self, frame):  # for workers, with nothing under way in this process?
-        loop, seen = SignalCallback._all_batches.__code__, set()
-        for code in _stack(frame):
-            if code in (loop, Learner.one_batch.__code__, Learner._rest.__code__):
-                return code is loop and Loader._guarded.__code__ in seen and self._may_end()
-            seen.add(code)
-
-
-class _Ended(BaseException):
-    "A quiet end on its way through torch's code, which takes an Exception for a failure of its own"
-
-
-class _Beginning:
-    "Stands for a loader until its workers and its first batches are planned, which is a place to go on from"
-    def __init__(self, cb, dl): self.cb, self.dl = cb, dl
-    def __getattr__(self, name): return getattr(self.dl, name)
-
-    def __iter__(self):
-        self.cb.learn.dl = self.dl
-        batches = iter(self.dl)
-        self.cb._watch()  # the first workers of a process bring torch's handler with them
-        if self.cb._may_end(): self.cb.learn._rest()
-        return batches
+    def _workers_failed(self):  # nothing is under way: what was asked for is done now, and their error is no matter
+        if self.heard and self.learn._stop.requested and self.run_kind == 'fit': self.learn._rest()
 
 
 def _words(name, action):
@@ -183,9 +116,3 @@ def _words(name, action):
         f"SignalCallback: {name.lower()}={action!r}; give None, 'save', one of {', '.join(map(repr, sorted(endings)))},"
         " or both joined, such as 'save+stop'")
     return words
-
-
-def _stack(frame):  # the code that is at work, innermost first
-    while frame:
-        yield frame.f_code
-        frame = frame.f_back
