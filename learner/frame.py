@@ -1,9 +1,8 @@
 """What a fit or an evaluation saves and puts back, so that whatever called it goes on as if nothing had happened."""
 import sys
-from collections import deque
 from collections.abc import Iterable
 from contextlib import contextmanager
-from copy import copy, deepcopy
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -11,7 +10,9 @@ import torch
 from .events import CancelException, LoopState, scopes
 from .interrupt import deferred_interrupt, free_frames, frees_memory
 from .modes import choose_device, restore_modes, snapshot_modes
+from .keep import kept
 from .optim import Optimizer
+from .state import changeable
 from .tensors import forward_keys
 from .utils import replacing, rng_state, set_rng_state, warn
 
@@ -35,6 +36,7 @@ def fit_frame(
     finally:
         restore_modes(modes)
         for dl in learn.dls.loaders: dl.close()  # one that was left, which a traceback may still hold
+        if learn.paused and not learn.paused.left: learn.paused.left = changeable(learn)
 
 
 @contextmanager
@@ -135,18 +137,16 @@ def guest_frame(
 ):
     "Also metrics, hyper-parameters and the declared state of callbacks are afterwards as they were"
     states = [(vars(cb), k) for cb in learn.cbs for k in cb.state if k in vars(cb)]
-    kept = [(attrs, k, attrs[k], _content(attrs[k])) for attrs, k in states]
+    old = [(attrs, k, attrs[k]) for attrs, k in states]
     hypers = [dict(h) for h in learn.opt.hypers] if learn.opt else []
     work, busy = learn._at_work, set()
     while work: busy, work = busy | {(id(work[0]), work[1])}, work[2]
     now = dict(_metrics=[_copy_metric(m, learn) for m in learn.metrics], _scope=['frame', learn._scope, []],
                _at_work=learn._at_work, _busy=frozenset(busy), final_record=None)
     try:
-        with evaluation_frame(learn), replacing(learn, **now): yield
+        with evaluation_frame(learn), replacing(learn, **now), kept(*[v for *_, v in old], apart=(learn,)): yield
     finally:
-        for attrs, k, value, content in kept:
-            attrs[k] = value
-            if content is not None: _refill(value, content)
+        for attrs, k, value in old: attrs[k] = value
         for h, old in zip(learn.opt.hypers if learn.opt else [], hypers):
             if dict(h) != old: h.update(old)
         learn._resolve()  # the handlers of whatever goes on
@@ -159,9 +159,3 @@ def _copy_metric(metric, learn):  # of what it has accumulated: the functions it
         e.add_note(f"an evaluation works with a copy of the metric `{metric.name}`, and it cannot be copied")
         raise
 
-
-def _content(o): return copy(o) if isinstance(o, (list, dict, set, deque)) else None
-
-def _refill(o, content):  # in place, since others may hold the same list
-    o.clear()
-    (o.extend if isinstance(o, (list, deque)) else o.update)(content)

@@ -255,9 +255,11 @@ class Host(LoopState):
             scope = scope[1]
 
     def _rest(self):  # between batches, phases or epochs, with nothing under way: what is saved here resumes exactly
-        self.asked = self._stop.take()
-        if self._scope: self('save_point')
-        if (error := stop_error(self, self.asked)) is None: return
+        self.asked, scopes = self._stop.take(), {scope[0] for scope in self._scopes()}
+        if scopes and 'validate' not in scopes: self('save_point')  # there a callback may have put in other weights
+        if (error := stop_error(self, self.asked)) is None:
+            for k, by in self.asked.items() if 'validate' in scopes else (): self._stop.ask(k, by=by)  # soon
+            return
         if self._scope and self.run_kind == 'fit': self.paused = pause(self)
         raise error
 

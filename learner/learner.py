@@ -135,7 +135,7 @@ class Learner(Host):
         start_epoch: int = 0,               # skip the epochs before this one, without any event
         n_steps: int|None = None,           # optimizer steps an epoch, for schedules; None: one a training batch
         resume: Any = None,                 # True: go on from the newest checkpoint, if there is one; or a file
-        allow: Any = (),                    # what may differ from the checkpoint: {'workers'} …
+        allow: Any = (),                    # what may differ from it, as an error names it: {'workers', 'batch_size'} …
     ) -> None:
         """Train for `n_epoch` epochs, validating after each; Ctrl-C stops between two batches
 
@@ -143,9 +143,8 @@ class Learner(Host):
         check_fit(self, n_epoch, start_epoch, n_steps)
         with fit_frame(self):
             self.n_epoch, self.epoch, self.n_steps, self.stopped_by = n_epoch, start_epoch, n_steps, ''
-            cbs = self._resuming(cbs, resume, allow, reset_opt)
-            self.paused = None
-            self._fit('fit', lr, wd, cbs, reset_opt)
+            cbs = self._resuming(cbs, resume, allow, reset_opt)  # None: there is nothing to do
+            if cbs is not None: self._fit('fit', lr, wd, cbs, reset_opt)
             self.n_fit += not self.paused
 
     def _fit(self, kind, lr, wd, cbs, reset_opt):  # a fit's, or the learning-rate finder's
@@ -154,6 +153,7 @@ class Learner(Host):
             if self._stop.requested: self._rest()
 
     def _do_fit(self):
+        self.paused = None
         for epoch in range(self.epoch, self.n_epoch):
             self.epoch, self.trained = epoch, False
             self._with_events(self._do_epoch, 'epoch', CancelEpochException)

@@ -11,12 +11,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
+from random import SystemRandom
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
+from .keep import is_generator
 from .plan import Plan
 from .tensors import exact_device, pinned, to_cuda, to_device
 from .utils import rng_state, set_rng_state
@@ -34,6 +36,15 @@ def untouched(
     finally:
         set_rng_state(rng)
         for g, s in own: g.set_state(s)
+
+
+class _Stream:
+    "A generator of numpy's or python's under the names that torch's has"
+    def __init__(self, g): self.g = g
+    def get_state(self): return self.g.bit_generator.state if hasattr(self.g, 'bit_generator') else self.g.getstate()
+    def set_state(self, state):
+        if hasattr(self.g, 'bit_generator'): self.g.bit_generator.state = state
+        else: self.g.setstate(state)
 
 
 class Loader:
@@ -99,14 +110,14 @@ class Loader:
         if n is None: raise AttributeError  # `__getattr__` goes on from here
         return n
 
-    def generators(self) -> list[torch.Generator]:
-        "The random generators of the loader and its samplers, each once"
+    def generators(self) -> list[Any]:  # each with `get_state` and `set_state`
+        "The random generators of the loader and its samplers, each once: torch's, numpy's or python's"
         found, todo = {}, [self.dl]
         for o in todo:
             own = getattr(o, '__dict__', {})
-            found.update({id(g): g for g in own.values() if isinstance(g, torch.Generator)})
+            found.update({id(g): g for g in own.values() if is_generator(g) and not isinstance(g, SystemRandom)})
             todo += [own[k] for k in ('batch_sampler', 'sampler') if k in own]
-        return list(found.values())
+        return [g if hasattr(g, 'set_state') else _Stream(g) for g in found.values()]
 
     def fork(self) -> 'Loader':
         "A loader of the same data with workers, record and position of its own"

@@ -217,16 +217,18 @@ class Optimizer:
         self._by_decay = None  # whatever it was when the state was saved
 
     def misfit(self,
-        state: dict[str, Any],  # what `state_dict` returned
-    ) -> str:                   # '' if it fits
+        state: dict[str, Any],             # what `state_dict` returned
+        left_out: Iterable[Tensor] = (),   # parameters whose state is not to be loaded
+    ) -> str:                              # '' if it fits
         "Why a state cannot be loaded: it is of another optimizer, or of other groups, shapes or `param_opts`"
         if state['kind'] != self._kind(): return f"a state of {state['kind']} does not fit {self._kind()}"
         counts = [len(ps) for ps in state['groups']]
         if counts != [len(ps) for ps in self.param_lists]:
             return f"a state of groups with {counts} tensors does not fit these:\n{self}"
-        wrong = [f"\n`{name}` {shape} {opts} in the state, `{n}` {s} {o} here" for theirs, ours
-                 in zip(state['groups'], self._described()) for (name, shape, opts), (n, s, o) in zip(theirs, ours)
-                 if opts != o or (shape != s and None not in (shape, s))]  # None: a lazy one, not known yet
+        left_out, rows = {*left_out}, zip(self.param_lists, state['groups'], self._described())
+        wrong = [f"\n`{name}` {shape}{opts or ''} in the state, `{n}` {s}{o or ''} here" for ps, theirs, ours in rows
+                 for p, (name, shape, opts), (n, s, o) in zip(ps, theirs, ours)
+                 if p not in left_out and (opts != o or shape != s and None not in (shape, s))]  # None: a lazy one
         return f"the state does not fit {len(wrong)} of the parameters:{''.join(wrong[:5])}" if wrong else ''
 
     def _kind(self) -> str: return f"{type(self.opt).__name__} with {', '.join(self.places)}"

@@ -2,18 +2,21 @@
 
 A snapshot is all but the weights: where the fit is, random streams, the loader's position, the states of callbacks. It
 holds the tensors themselves, so it is for the same process; `learner_state` adds model, loss and optimizer."""
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 from .modes import restore_modes
 from .utils import rng_state, set_rng_state
-from .weights import clean, misfits, named_params, put_weights, unwrapped, weights_of
+from .weights import clean, loose_buffers, misfits, named_params, put_weights, unwrapped, weights_of
 
 __all__ = ['place', 'keyed', 'snapshot', 'restore_snapshot', 'learner_state', 'restore_weights', 'differences', 'Pause',
-           'pause']
+           'pause', 'states_of', 'rates_of', 'changeable']
 
 counters = 'n_step', 'n_fit', 'epoch', 'n_epoch', 'n_steps', 'train_iter', 'pct_train', 'trained', 'keep_grads'
 
@@ -42,7 +45,10 @@ def keyed(
     return found
 
 
-def _states(learn):
+def states_of(
+    learn: Any,          # the Learner
+) -> dict[str, Any]:     # by name, copies
+    "The states of the callbacks that have one; the error, if it cannot be had"
     states = {}
     for k, cb in keyed(learn).items():
         try: state = cb.state_dict()
@@ -56,6 +62,7 @@ def _states(learn):
 def _copied(o):  # containers, so that what is in them later is not in the snapshot
     if isinstance(o, dict): return {k: _copied(v) for k, v in o.items()} if type(o) is dict else o.copy()
     if type(o) in (list, tuple, set): return type(o)(map(_copied, o))
+    if isinstance(o, Tensor): return o.detach().clone()
     return o.copy() if hasattr(o, 'copy') else o  # a deque, an array
 
 
@@ -64,17 +71,26 @@ def _known(state):
     return state
 
 
+def rates_of(
+    learn: Any,         # the Learner, in a fit
+) -> dict[str, str]:    # as text, by 'lr' and 'wd'
+    "What the fit trains with, as it was given, be it to the fit or to the Learner"
+    given = dict(lr=learn.lr, wd=learn.wd if learn._rates.get('wd') is None else learn._rates['wd'])
+    return {k: repr(float(v) if isinstance(v, Real) else v) for k, v in given.items()}
+
+
 def snapshot(
     learn: Any,           # the Learner, with nothing under way
 ) -> dict[str, Any]:
     "All but the weights that decides how the run goes on; in an evaluation, as it was before"
     if learn._trained is not None and 'validate' in {scope[0] for scope in learn._scopes()}: return learn._trained
-    where, epoch = place(learn)
+    (where, epoch), numbers = place(learn), {k: getattr(learn, k) for k in counters}
+    if where == 'epoch' and learn.epoch == learn.n_epoch: numbers['epoch'] = max(0, epoch-1)  # no epoch was left to do
     loader, opt, inner = learn.dl if where == 'train' else learn.dls.train, learn.opt, unwrapped(learn.model)
     return dict(
-        place=where, at_epoch=epoch, counters={k: getattr(learn, k) for k in counters}, rng=rng_state(),
-        rates={k: repr(v) for k, v in learn._rates.items()},
-        loader=loader.place(where == 'train'), data=_data_facts(learn), callbacks=_states(learn),
+        place=where, at_epoch=epoch, counters=numbers, rng=rng_state(),
+        rates=rates_of(learn),
+        loader=loader.place(where == 'train'), data=_data_facts(learn), callbacks=states_of(learn),
         hypers=[dict(h) for h in opt.hypers] if opt else [], frozen_idx=opt.frozen_idx if opt else 0,
         frozen=[k for k, p in named_params(learn.model, learn.loss_func) if not p.requires_grad],
         evals=[clean(k) for k, m in inner.named_modules() if not m.training],
@@ -109,11 +125,12 @@ def restore_snapshot(
 
 def learner_state(
     learn: Any,          # the Learner, with nothing under way
+    shot: Any = None,    # a snapshot, since which the weights have not changed; None: one of now
 ) -> dict[str, Any]:     # its own tensors, not copies
     "A snapshot with the weights and the optimizer"
-    loss, state = learn.loss_func, snapshot(learn)
+    loss, state = learn.loss_func, shot or snapshot(learn)
     for known in state['callbacks'].values(): _known(known)
-    return dict(version=1, **state, model=weights_of(learn.model),
+    return dict(version=1, **state, model=weights_of(learn.model), buffers=loose_buffers(learn.model),
                 loss=weights_of(loss) if isinstance(loss, nn.Module) else {},
                 opt=learn.opt.state_dict() if learn.opt else {})
 
@@ -129,6 +146,8 @@ def restore_weights(
     if state['opt'] and 'optimizer' not in skip: learn.opt.load_state_dict(state['opt'])
     bad = {*misfits(learn.model, state['model'])[2]}
     put_weights(learn.model, {k: v for k, v in state['model'].items() if k not in bad})
+    for k, b in loose_buffers(learn.model).items():
+        if k in state['buffers'] and b.shape == state['buffers'][k].shape: b.copy_(state['buffers'][k])
     if isinstance(learn.loss_func, nn.Module): put_weights(learn.loss_func, state['loss'])
 
 
@@ -178,10 +197,34 @@ class Pause:
     n_epoch: int
     n_steps: int|None
     new_rates: bool = False  # is it to go on with those that the next fit gets?
+    left: Any = None         # what people may change between fits, as the fit has left it
+
+    def __repr__(self) -> str:
+        n = self.state['counters']['n_step']
+        n_epoch = '?' if self.n_epoch == sys.maxsize else self.n_epoch
+        return f"Pause(epoch {self.state['at_epoch']+1} of {n_epoch}, after {n} steps)"
+
+    def update(self, learn):
+        "Take in what has been changed since, so that it is not undone"
+        (lr, hypers, frozen), (old_lr, old_hypers, old_frozen) = changeable(learn), self.left
+        if lr != old_lr and self.rates['lr'] is None: self.new_rates = True
+        if frozen != old_frozen: self.state |= dict(frozen=frozen, frozen_idx=learn.opt.frozen_idx)
+        if len(hypers) == len(old_hypers): self.state['hypers'] = [
+            {**then, **{k: v for k, v in now.items() if old.get(k) != v}}
+            for then, now, old in zip(self.state['hypers'], hypers, old_hypers)]
+
+
+def changeable(
+    learn: Any,   # the Learner, between fits
+) -> tuple:
+    "Its learning rate, the optimizer's hyper-parameters, and what is frozen"
+    hypers = [dict(h) for h in learn.opt.hypers] if learn.opt else []
+    return repr(learn.lr), hypers, [k for k, p in named_params(learn.model, learn.loss_func) if not p.requires_grad]
 
 
 def pause(
     learn: Any,   # the Learner, at a save point of a fit
 ) -> Pause:
     "What `learn.resume()` needs"
+    if isinstance(getattr(learn.dl, 'dl', None), Iterator): learn.dl.hold()  # it cannot be begun again
     return Pause(snapshot(learn), list(learn.cbs), dict(learn._rates), learn.n_epoch, learn.n_steps)

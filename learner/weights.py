@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-__all__ = ['unwrapped', 'clean', 'named_params', 'weights_of', 'versions_of', 'with_versions', 'put_weights', 'tied',
-           'misfits', 'model_path']
+__all__ = ['unwrapped', 'clean', 'named_params', 'weights_of', 'loose_buffers', 'versions_of', 'with_versions',
+           'put_weights', 'tied', 'misfits', 'model_path']
 
 inside = dict(DistributedDataParallel='module', DataParallel='module', OptimizedModule='_orig_mod')  # class → its model
 
@@ -62,6 +62,15 @@ def weights_of(
 ) -> dict[str, Any]:
     "The model's `state_dict` under clean names: its own tensors, not copies"
     return {prefix+cleaned(k): v for prefix, m, cleaned in _parts(model, loss_func) for k, v in m.state_dict().items()}
+
+
+def loose_buffers(
+    model: nn.Module,
+) -> dict[str, Tensor]:
+    "The buffers that its `state_dict` leaves out, by clean names"
+    _, m, cleaned = next(_parts(model, None))
+    kept = {*m.state_dict()}
+    return {cleaned(k): b for k, b in m.named_buffers() if k not in kept}
 
 
 def versions_of(
@@ -133,7 +142,10 @@ def model_path(
     learn: Any,        # the Learner
     file: str|Path,    # below its `path/model_dir`, unless absolute
     suffix: str,       # added unless it has one of those that such files have
+    there: bool = False,  # is it to be read? Then it may also be below the working folder
 ) -> Path:
     "The file in which a model of that name is kept"
     known = '.pth', '.pt', '.ckpt', '.bin', '.safetensors'
-    return Path(learn.path)/learn.model_dir/(file if str(file).endswith(known) else f'{file}{suffix}')
+    name = Path(file if str(file).endswith(known) else f'{file}{suffix}')
+    path = Path(learn.path)/learn.model_dir/name
+    return name if there and not path.exists() and name.exists() else path

@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from learner.callback import Callback
+from learner.callbacks.checkpoint import writers
 from learner.learner import Learner
 from learner.metrics import accuracy
 from learner.utils import set_seed
@@ -47,8 +48,9 @@ class Hashed(Learner):
 
 
 def noisy_learner(path, dls=None, model=None, **kwargs):
-    "As a script makes it at its start: the same each time"
+    "As a script makes it at its start, in a process of its own: the same each time"
     set_seed(3)
+    writers.clear()
     kwargs.setdefault('default_cbs', dict(progress=None))
     loss_func = nn.CrossEntropyLoss()
     return Hashed(dls or noisy_loaders(), model or network(), loss_func, metrics=accuracy, path=path, **kwargs)

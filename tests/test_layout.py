@@ -27,7 +27,7 @@ levels = [
 # All imports within a level: a file, and those it builds on.
 same_level = {
     'events': 'utils', 'files': 'utils', 'interrupt': 'events', 'modes': 'utils',
-    'host': 'callback state', 'checks': 'optim', 'frame': 'optim', 'data': 'loader losses', 'metrics': 'measure',
+    'host': 'callback state', 'checks': 'optim', 'frame': 'optim state', 'data': 'loader losses', 'metrics': 'measure',
     'plot': 'display', 'skmetrics': 'measure',
     'callbacks.checkpoint': 'callbacks.tracker', 'callbacks.recorder': 'callbacks.series',
     'callbacks.resume': '''callbacks.checkpoint callbacks.progress callbacks.saved_state callbacks.schedule''',

@@ -4,10 +4,12 @@ import shutil
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from weakref import ref
 
 from fastcore.basics import patch
 from fastcore.foundation import L
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from ..callback import Callback
 from ..display import say
@@ -15,20 +17,25 @@ from ..every import Every
 from ..files import DamagedFile, load_file, remove_temps, save_file, verify_file
 from ..learner import Learner
 from ..plain import from_plain, to_plain
-from ..state import learner_state
+from ..state import learner_state, states_of
 from ..utils import warn
+from ..weights import weights_of
 from .tracker import TrackerCallback
 
-__all__ = ['Checkpoint', 'newest', 'saved_files']
+__all__ = ['Checkpoint', 'newest', 'saved_files', 'was_written_by_another']
+
+writers: dict[Path, Any] = {}  # by file of this process, a weak reference to the Learner that wrote it
 
 
 class Checkpoint(Callback):
     """Saves the whole state while training, where nothing is under way: `fit(…, resume=True)` goes on bit for bit
 
     Files are `run1_step500.ckpt`, `run1_best_accuracy.ckpt`: a run is what one Checkpoint saves, in however many fits;
-    those of other runs are left alone. A file is written beside its place, checked, and moved there; older ones go only
-    then. A stop (Ctrl-C, a signal) saves before it ends the fit. An error in the midst of a batch has left nothing that
-    could be gone on with exactly: then the weights and the optimizer go to `run1_error.pth`, which `learn.load` takes.
+    those of other runs are left alone. `learn.load('checkpoints/run1_best_accuracy.ckpt')` takes the best weights.
+    A file is written beside its place, checked, and moved there; older ones go only then. A stop (Ctrl-C, a signal)
+    saves before it ends the fit; one in validation saves when that has been cleaned up, and it is run again. An error
+    in the midst of a batch has left nothing that could be gone on with exactly: then the weights and the optimizer go
+    to `run1_error.pth`, which `learn.load` takes.
     Raises: OSError, ValueError or TypeError at the start of a fit if the folder cannot be written to, a monitored
     column is not there, or a callback wants kept what a file cannot hold.
     Order: after all others."""
@@ -43,6 +50,9 @@ class Checkpoint(Callback):
     reached: Any = ()     # monitored columns whose best value is the last epoch's
     begun = 0             # value of `learn.n_step` when the fit began
     over = False          # has the fit come to its end?
+    stopped = False       # has a save point been used that ends the fit?
+    saved = 0             # the step of the newest file
+    n_failed = 0          # saves that have failed since the last one that has not
 
     def __init__(self,
         every: str|Every = 'auto',      # '500it', '2ep', '10min'; 'auto': so seldom that it takes under 1 % of the time
@@ -77,25 +87,19 @@ class Checkpoint(Callback):
 
     def before_fit(self):
         self.due, self.reached, self.over, self.begun = False, (), False, self.learn.n_step
+        self.stopped, self.n_failed = False, 0
         for t in self.trackers:
             t.learn, t.reset_on_fit = self.learn, False
             t.before_fit()
         folder = self.folder(self.learn)
         folder.mkdir(parents=True, exist_ok=True)
         for place in {folder, Path(self.learn.path)/self.learn.model_dir}: remove_temps(place)
-        self._check_room(folder)
-        self.every.start()
-
-    def _check_room(self, folder):
-        state, n_bytes = to_plain(learner_state(self.learn), 'learner'), 0
-        todo = [state]
-        for o in todo:
-            if isinstance(o, Tensor): n_bytes += o.numel()*o.element_size()
-            elif isinstance(o, (list, tuple)): todo.extend(o)
-            elif isinstance(o, dict): todo.extend(o.values())
-        if not state['opt']['state']: n_bytes *= 3  # an optimizer may come to hold two numbers a weight
-        if (free := shutil.disk_usage(folder).free) < n_bytes: warn(
-            f"Checkpoint: a file may need {n_bytes/2**20:.0f} MiB, and `{folder}` has room for {free/2**20:.0f}")
+        to_plain(states_of(self.learn), 'learner.callbacks')  # what no file can hold is an error now
+        weights = [v for v in weights_of(self.learn.model).values() if isinstance(v, Tensor) and not is_lazy(v)]
+        need = 3*sum(v.numel()*v.element_size() for v in weights)  # an optimizer may come to hold two numbers for each
+        if (free := shutil.disk_usage(folder).free) < need: warn(
+            f"Checkpoint: a file may need {need/2**10:,.0f} KiB, and `{folder}` has room for {free/2**10:,.0f}")
+        if not self.learn.paused: self.every.start()  # else the time goes on, as in `learn.step`
 
     def after_batch(self):
         if self.every.at_step(self.learn): self._ask()
@@ -112,38 +116,51 @@ class Checkpoint(Callback):
     def save_point(self):
         asked = self.learn.asked
         ends = bool(asked.keys() & {'stop', 'interrupt', 'exit'})
+        self._save_best()  # first: a state that knows of a best epoch is not on disk before that one is
         if self.due or 'save' in asked or ends and self.at_end: self._save()
-        self._save_best()
+        self.stopped = ends
 
     def after_fit(self):
         self.over = True
         if self.learn.paused or self.learn.n_step == self.begun: return  # saved where it stopped; or nothing was done
-        if self.at_end: self._save(done=True)
         self._save_best()
+        if self.at_end: self._save(done=True)
 
     def cleanup_fit(self):
-        if not (self.over or self.learn.paused) and self.at_end and self.learn.n_step > self.begun: self._save_error()
+        paused, trained = self.learn.paused, self.learn.n_step > self.begun
+        in_validation = paused and self.learn.stopped_by and not self.stopped  # the model has its own weights again
+        if in_validation and (self.at_end or 'save' in self.learn.asked): self._save(shot=paused.state)
+        if paused and self.learn.stopped_by and self.saved == self.learn.n_step: say(
+            f"Checkpoint: stopped by {self.learn.stopped_by} after step {self.saved}, and saved: `fit(…, resume=True)` "
+            f"goes on from `{self._file(f'step{self.saved}', '.ckpt')}`")
+        if not (self.over or paused) and self.at_end and trained: self._save_error()
+        if self.n_failed: warn(f"Checkpoint: the last {self.n_failed} files could not be written" + (
+            f"; the newest one is of step {self.saved}" if self.saved else ''))
         for t in self.trackers: t.learn = None
 
     def _save_best(self):
         for name in self.reached: self._save(f'best_{name}')
         self.reached = ()
 
-    def _save(self, name='', done=False):
+    def _save(self, name='', done=False, shot=None):
         start, learn = perf_counter(), self.learn
-        self._number()
-        state = learner_state(learn) | dict(done=done)
-        learn('before_save', state)
-        def write(path): save_file(to_plain(state, 'learner'), path)
-        if self._written(name or f'step{learn.n_step}', '.ckpt', write): self._remove_old()
+        def write(path):
+            state = learner_state(learn, shot) | dict(done=done)
+            learn('before_save', state)
+            save_file(to_plain(state, 'learner'), path)
+            verify_file(path)
+            writers[path.resolve()] = ref(learn)
+            self._remove_old()
+        saved = self._written(name or f'step{learn.n_step}', '.ckpt', write)
         if name: return
+        if saved: self.saved = learn.n_step
         self.due, self.took = False, perf_counter()-start
         if self.auto: self.every = Every(f'{max(10., 100*self.took):.2f}s', last=False)
 
     def _save_error(self):
-        def write(path): self.learn.save(path, with_opt=True)
-        if self._written('error', '.pth', write): say(
-            f"Checkpoint: weights and optimizer as they were at the error are in `{self._file('error', '.pth')}`")
+        if self._written('error', '.pth', lambda path: self.learn.save(path.absolute(), with_opt=True)): say(
+            f"Checkpoint: weights and optimizer as they were at the error are in `{self._file('error', '.pth')}`, for "
+            "`learn.load`; `fit(…, resume=True)` goes on from the last checkpoint")
 
     def _file(self, name, suffix):
         self._number()
@@ -166,13 +183,14 @@ class Checkpoint(Callback):
         if state.get('done'): self.begun = self.learn.n_step
 
     def _written(self, name, suffix, write):
-        try:
-            path = self._file(name, suffix)
-            write(path)
-            return verify_file(path)
-        except (OSError, DamagedFile) as e:
+        try: write(self._file(name, suffix))
+        except Exception as e:  # whatever it is, what was trained is not to be lost by it
             if self.on_error == 'raise': raise
-            warn(f"Checkpoint: step {self.learn.n_step} is not saved, and training goes on: {e}")
+            self.n_failed += 1
+            if self.n_failed == 1: warn(f"Checkpoint: step {self.learn.n_step} is not saved: {type(e).__name__}: {e}")
+            return False
+        self.n_failed = 0
+        return True
 
     def _remove_old(self):
         mine = [path for run, _, path in saved_files(self.folder(self.learn)) if run == self.n_run]
@@ -208,6 +226,14 @@ def newest(
         if n < n_fit: break  # of fits before this one
         later = later or path
     return later, None
+
+
+def was_written_by_another(
+    learn: Any,   # the Learner
+    path: Path,
+) -> bool:
+    "Is a file that of another Learner of this process?"
+    return path.resolve() in writers and writers[path.resolve()]() is not learn
 
 
 @patch

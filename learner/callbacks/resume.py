@@ -17,12 +17,12 @@ from ..host import as_callback
 from ..interrupt import PauseFit
 from ..learner import Learner
 from ..plain import from_plain
-from ..state import Pause, differences, keyed, restore_snapshot, restore_weights
+from ..state import Pause, differences, keyed, rates_of, restore_snapshot, restore_weights
 from ..utils import replacing, warn
-from .checkpoint import Checkpoint, newest
+from .checkpoint import Checkpoint, newest, was_written_by_another
 from .progress import ProgressCallback, ShowGraphCallback
 from .saved_state import put_back, refuse
-from .schedule import Scheduler
+from .schedule import ParamScheduler, Scheduler
 
 __all__ = ['Resuming', 'Steps']
 
@@ -39,6 +39,7 @@ class Resuming(Callback):
     done = False  # is it put back?
     ended: int|None = None  # the last epoch of a fit that was over
     over: Any = None  # the state at its end
+    other_epochs = False  # does an epoch have another number of batches?
     n_step_before: Any = None  # value of `learn.n_step` before that of the state was set
 
     def __init__(self,
@@ -69,8 +70,8 @@ class Resuming(Callback):
 
     def cleanup_fit(self):
         if self.done: return
-        self.learn.paused = self.paused  # refused, or interrupted: it can be gone on with as before
-        if not self.paused: self.learn.n_step = self.n_step_before
+        if self.paused: self.learn.paused = self.paused  # interrupted before: it can be gone on with
+        else: self.learn.n_step = self.n_step_before
 
     def _check(self):  # what can be known only when all callbacks are there
         then, found, learn = self.data['counters'], {}, self.learn
@@ -79,8 +80,8 @@ class Resuming(Callback):
             f"it is of a fit of {then['n_epoch']} epochs, and this one has {learn.n_epoch}, so that {scheds[0]} is "
             "stretched over them: from here on it is that of the longer fit")
         for k, name in dict(lr='learning rate', wd='weight decay').items():
-            if (old := self.data['rates'][k]) != (new := repr(learn._rates[k])):
-                found[k] = f"the fit was called with the {name} {old}, and now with {new}"
+            if (old := self.data['rates'][k]) != (new := rates_of(learn)[k]):
+                found[k] = f"it trained with the {name} {old}, and this fit is to with {new}"
                 self.new_rates = True
         here, saved = keyed(learn), self.data['callbacks']
         gone = [k for k in saved if k not in here and not k.startswith('checkpoint')]  # who saves decides nothing
@@ -95,6 +96,8 @@ class Resuming(Callback):
         if self.paused: restore_snapshot(self.learn, self.data)
         else: put_back(self.learn, self.data, self.allow)
         if self.new_rates: set_rates(self.learn)
+        for cb in self.learn.cbs if self.other_epochs else ():  # counted by what an epoch has now
+            if isinstance(cb, ParamScheduler): cb.first, cb.acted_at = self.learn.n_step-cb._steps_done(), -1
         if self.learn.epoch == self.n_epoch: self.ended = self.data['counters']['epoch']  # nothing is left to do
         if self.ended is not None and self.data.get('done'): self.over = self.data
         self.data, self.done = None, True
@@ -124,25 +127,33 @@ def _moved(state, found, dl):  # the loader's place in an epoch, where other dat
 def _resuming(self: Learner, cbs, resume, allow, reset_opt):  # the callbacks of a fit, which may go on with another
     if not resume:
         if L(allow): raise ValueError(f"fit: allow={allow!r} says what may differ from a checkpoint: it needs `resume`")
-        return cbs
+        return L(cbs)
     if reset_opt or self.epoch: raise ValueError(
         f"fit: `{'reset_opt' if reset_opt else 'start_epoch'}` and `resume` exclude each other: a file has its own")
     if isinstance(resume, Pause):
+        resume.update(self)
         self.epoch = resume.state['at_epoch']
         return [*L(cbs), Resuming(resume.state, 'what was stopped', allow, resume, new_rates=resume.new_rates)]
-    cbs = [as_callback(cb) for cb in L(cbs)]
-    path, state = _found(self, cbs, resume)
+    return _from_file(self, [as_callback(cb) for cb in L(cbs)], resume, allow)
+
+
+def _from_file(learn, cbs, resume, allow):
+    path, state = _found(learn, cbs, resume)
     if state is None:
-        if path: self.epoch = self.n_epoch
-        say(f"`{path}` is of a later fit, so this one is over" if path else "no checkpoint yet: the fit starts anew")
-        return cbs
-    self.epoch = _first_epoch(self, state, path)
-    current_opt(self)
-    found = differences(self, state)
+        if path: learn.paused = None
+        say(f"`{path}` is of a later fit: this one is over, and passed by; the weights come with the later one"
+            if path else "no checkpoint yet: the fit starts anew")
+        return None if path else cbs
+    if path and state.get('done') and was_written_by_another(learn, path): warn(
+        f"resume: `{path}` is of a fit that another Learner of this process has finished: give each its own `path`")
+    learn.epoch = _first_epoch(learn, state, path)
+    current_opt(learn)
+    found = differences(learn, state)
     refuse(found, allow, f"`{path}`")
-    if state['place'] == 'train': state['loader'] = _moved(state, found, self.dls.train)
+    if state['place'] == 'train': state['loader'] = _moved(state, found, learn.dls.train)
     cb = Resuming(state, f"`{path}`", allow)
-    cb.n_step_before, self.n_step = self.n_step, state['counters']['n_step']
+    cb.other_epochs = not {*found}.isdisjoint(('dataset', 'batch_size'))
+    cb.n_step_before, learn.n_step = learn.n_step, state['counters']['n_step']
     return [*cbs, cb]
 
 
@@ -160,8 +171,11 @@ def _first_epoch(learn, state, path):
 def resume(self: Learner) -> None:
     """Go on with the fit that was stopped in this process, with its callbacks, as if it had not been
 
-    Raises: RuntimeError if there is none."""
-    _go_on(self, _paused(self))
+    Raises: RuntimeError if there is none, or it has no end."""
+    paused = _paused(self)
+    if paused.n_epoch == sys.maxsize: raise RuntimeError(
+        "resume: the fit that `learn.step` began has no `n_epoch`, and so no end; `learn.step(n)` goes on with it")
+    _go_on(self, paused)
 
 
 def _paused(learn):
@@ -174,7 +188,7 @@ def _paused(learn):
 def _go_on(learn, paused, *cbs, lr=None, wd=None):
     old = [cb for cb in paused.cbs if cb.learn is None and not isinstance(cb, (Resuming, Steps))]
     rates = paused.rates | {k: v for k, v in dict(lr=lr, wd=wd).items() if v is not None}
-    paused.new_rates = rates != paused.rates
+    paused.new_rates = lr is not None or wd is not None
     learn.fit(paused.n_epoch, rates['lr'], rates['wd'], [*old, *cbs], n_steps=paused.n_steps, resume=paused)
 
 
@@ -205,6 +219,9 @@ class Steps(Callback):
         if self.at_border and self.epoch+1 < self.n_epoch: self.learn._stop.ask('pause')
 
 
+def _new(cbs, there): return [cb for cb in cbs if not any(cb is old for old in there)]  # some may define `==`
+
+
 @patch
 def step(self: Learner,
     n: int = 1,                         # steps of the optimizer
@@ -217,7 +234,8 @@ def step(self: Learner,
 ) -> int:                               # the steps made: fewer than `n` if the fit is over
     """Train for `n` steps and return; the next call goes on from there, as one long fit would
 
-    It also goes on with a fit that was stopped. Nothing is shown; the Recorder's rows are there as usual.
+    It also goes on with a fit that was stopped; when that is over, the next call begins another, so a loop over one fit
+    is `while learn.step(10, n_epoch=2) == 10`. Nothing is shown; the Recorder's rows are there as usual.
     Raises: ValueError or TypeError if anything does not fit."""
     if isinstance(n, bool) or not isinstance(n, Integral) or n < 1: raise ValueError(
         f"step: `n` is {n!r}; give how many steps to make, 1 or more")
@@ -228,7 +246,7 @@ def step(self: Learner,
             vars(self)['_do_epoch_validate'] = noop
             stack.callback(vars(self).pop, '_do_epoch_validate')
         try:
-            if self.paused: _go_on(self, self.paused, *L(cbs), steps, lr=lr, wd=wd)
+            if self.paused: _go_on(self, self.paused, *_new(L(cbs), self.paused.cbs), steps, lr=lr, wd=wd)
             else: self.fit(n_epoch or sys.maxsize, lr, wd, [*L(cbs), steps], n_steps=n_steps)
         except PauseFit: pass
     return n-steps.left

@@ -112,7 +112,7 @@ def load(self: Learner,
     left out the optimizer gets no state. Files of fastai can be read if they were saved with `with_opt=False`.
     Raises: ValueError naming what is missing, not in the model or of another shape, or why the optimizer's state does
     not fit, before anything is changed; DamagedFile if the file is not as it was written; FileNotFoundError."""
-    path = model_path(self, file, '.pth')
+    path = model_path(self, file, '.pth', there=True)
     state = _read(path)
     weights, report = _fitting(self, state, strict, drop, rename or {}, path)
     opt = _opt_state(self, state, weights, with_opt, path)
@@ -212,7 +212,9 @@ def _opt_state(learn, state, weights, with_opt, path):  # what is to be loaded, 
     if not isinstance(saved, dict) or not saved.keys() >= {*opt_parts}: raise ValueError(
         f"`{path}` holds the state of an optimizer that is not this package's; {advice}")
     opt = learn.opt if learn.opt and learn._scope else current_opt(learn)
-    if why := opt.misfit(saved): raise ValueError(f"the optimizer's state in `{path}` does not fit: {why}\n{advice}")
     own, ps = weights_of(learn.model, learn.loss_func), opt.all_params()
     left_out = {p for k, p in named_params(learn.model, learn.loss_func) if k in own and k not in weights}
-    return {**saved, 'state': {i: s for i, s in saved['state'].items() if ps[i] not in left_out}}
+    if why := opt.misfit(saved, left_out): raise ValueError(
+        f"the optimizer's state in `{path}` does not fit: {why}\n{advice}")
+    state = {i: s for i, s in saved['state'].items() if ps[i] not in left_out}
+    return {**saved, 'state': state, 'groups': opt.state_dict()['groups']}  # as they have just been compared

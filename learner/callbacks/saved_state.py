@@ -6,6 +6,7 @@ from typing import Any
 from fastcore.basics import patch
 from fastcore.foundation import L
 
+from ..display import say
 from ..files import load_file, save_file
 from ..frame import current_opt
 from ..learner import Learner
@@ -28,6 +29,7 @@ def refuse(
     if bad := {k: why for k, why in found.items() if k not in allow}: raise ValueError(
         f"{source} does not fit this Learner:" + ''.join(f'\n  {k}: {why}' for k, why in bad.items()) +
         f"\n`allow={{{', '.join(map(repr, bad))}}}` goes on nevertheless")
+    for k, why in found.items(): say(f"{source}, {k}: {why}")
 
 
 def put_back(
@@ -97,15 +99,14 @@ def load_state(self: Learner,
     """Load what `save_state` or a Checkpoint saved; a fit goes on by `fit(resume=file)`
 
     Raises: DamagedFile if it is not as it was written; ValueError naming what does not fit; RuntimeError in a fit."""
-    path = model_path(self, file, '.ckpt')
+    path = model_path(self, file, '.ckpt', there=True)
     return _load(self, from_plain(load_file(path)), allow, f"`{path}`")
 
 
 def _whole_state(learn):
     scopes = {scope[0] for scope in learn._scopes()}
     event = learn._at_work[1] if learn._at_work else ''
-    here = 'validate' in scopes or event in ('save_point', 'after_fit')
-    if scopes and not (learn.run_kind == 'fit' and here): raise RuntimeError(
+    if scopes and not (learn.run_kind == 'fit' and event in ('save_point', 'after_fit')): raise RuntimeError(
         f"the state cannot be taken at `{event or 'this place'}`, where something is under way: do it in a method "
         "`save_point`, which comes after each epoch and its training, or let a Checkpoint do it after this batch, by "
         "`learn.request_save()`")

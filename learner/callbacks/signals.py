@@ -76,7 +76,7 @@ class SignalCallback(Callback):
             for dl in self.dls.loaders:
                 dl.on_failure = None
                 if not self.heard: continue
-                dl.close()  # workers may be dead, or about to die, which shall be no matter when all is put back
+                dl.close()  # workers may be dead, or about to die, which is no matter as long as this is at work
                 dl.restart_workers()
         finally: self.undo.close()
 
@@ -98,7 +98,7 @@ class SignalCallback(Callback):
 
     # ---- workers that die of the signal too, if it is sent to all processes of a job
 
-    def _hush(self):  # torch's handler, which raises in the midst of anything; the loader notices dead workers by itself
+    def _hush(self):  # torch's handler, which raises in the midst of anything; a loader sees dead workers by itself
         from torch.utils.data._utils.signal_handling import _set_SIGCHLD_handler
         if not hasattr(signal, 'SIGCHLD') or not any(getattr(dl, 'num_workers', 0) for dl in self.dls.loaders): return
         _set_SIGCHLD_handler()  # as the first workers of a process do; from then on it is not set again
