@@ -144,12 +144,12 @@ def _from_file(learn, cbs, resume, allow):
         say(f"`{path}` is of a later fit: this one is over, and passed by; the weights come with the later one"
             if path else "no checkpoint yet: the fit starts anew")
         return None if path else cbs
-    if path and state.get('done') and was_written_by_another(learn, path): warn(
-        f"resume: `{path}` is of a fit that another Learner of this process has finished: give each its own `path`")
     learn.epoch = _first_epoch(learn, state, path)
     current_opt(learn)
     found = differences(learn, state)
     refuse(found, allow, f"`{path}`")
+    if path and learn.epoch == learn.n_epoch and was_written_by_another(learn, path): warn(
+        f"resume: `{path}` is of a fit that another Learner of this process has finished: give each its own `path`")
     if state['place'] == 'train': state['loader'] = _moved(state, found, learn.dls.train)
     cb = Resuming(state, f"`{path}`", allow)
     cb.other_epochs = not {*found}.isdisjoint(('dataset', 'batch_size'))
