@@ -51,7 +51,7 @@ class Checkpoint(Callback):
     begun = 0             # value of `learn.n_step` when the fit began
     over = False          # has the fit come to its end?
     stopped = False       # has a save point been used that ends the fit?
-    saved = 0             # the step of the newest file
+    saved: int|None = None  # the step of the newest file of this fit
     n_failed = 0          # saves that have failed since the last one that has not
 
     def __init__(self,
@@ -87,7 +87,7 @@ class Checkpoint(Callback):
 
     def before_fit(self):
         self.due, self.reached, self.over, self.begun = False, (), False, self.learn.n_step
-        self.stopped, self.n_failed = False, 0
+        self.stopped, self.saved, self.n_failed = False, None, 0
         for t in self.trackers:
             t.learn, t.reset_on_fit = self.learn, False
             t.before_fit()
@@ -135,11 +135,11 @@ class Checkpoint(Callback):
             f"goes on from `{self._file(f'step{self.saved}', '.ckpt')}`")
         if not (self.over or paused) and self.at_end and trained: self._save_error()
         if self.n_failed: warn(f"Checkpoint: the last {self.n_failed} files could not be written" + (
-            f"; the newest one is of step {self.saved}" if self.saved else ''))
+            '' if self.saved is None else f"; the newest one is of step {self.saved}"))
         for t in self.trackers: t.learn = None
 
     def _save_best(self):
-        for name in self.reached: self._save(f'best_{name}')
+        for name in self.reached: self._save('best_' + re.sub(r'[^\w.-]', '_', name))  # a column may be named 'a/b'
         self.reached = ()
 
     def _save(self, name='', done=False, shot=None):

@@ -280,3 +280,23 @@ def test_a_folder_that_cannot_be_made(tmp_path):
 def test_bad_arguments(kwargs, match):
     "What means nothing is refused when the callback is made"
     with pytest.raises((ValueError, TypeError), match=match): Checkpoint(**kwargs)
+
+
+def test_columns_of_any_name(tmp_path):
+    "A column whose name no file can have is kept under one that it can"
+    learn = scored(tmp_path, [.1, .2])
+    learn.metrics[0].name = 'val/top 1'
+
+    learn.fit(1, cbs=Checkpoint(monitor=TrackerCallback('val/top 1', comp='max')))
+
+    assert 'run1_best_val_top_1.ckpt' in names(learn)
+
+
+def test_where_it_stopped_is_said(tmp_path, capsys, monkeypatch):
+    "A stop says what was saved, and how to go on; without a file it says nothing of one"
+    monkeypatch.setenv('LEARNER_DISPLAY', 'log')
+    for cb in (Checkpoint(), Checkpoint(at_end=False, path='other')):
+        noisy_learner(tmp_path).fit(1, cbs=[cb, AskAt(3, 'stop')])
+
+    said = [line for line in capsys.readouterr().out.splitlines() if 'Checkpoint' in line]
+    assert len(said) == 1 and 'stopped by Ctrl-C after step 3, and saved' in said[0] and 'run1_step3.ckpt' in said[0]
