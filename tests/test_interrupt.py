@@ -9,12 +9,16 @@ import weakref
 
 import pytest
 import torch
-from torch import nn
 
 from learner.callback import Callback
+from learner.callbacks.checkpoint import Checkpoint
+from learner.callbacks.csv_logger import CSVLogger
+from learner.callbacks.progress import ProgressCallback
+from learner.display import Live
 from learner.events import event_names, scopes
 from learner.interrupt import StopFlag, deferred_interrupt, free_frames
 from tests.helpers import Tracer, raises, synth_learner, weights
+from tests.resume_helpers import noisy_learner, record
 
 in_fit = [e for e in event_names if e not in ('after_create', 'before_save', 'after_load') and 'cancel' not in e]
 
@@ -30,27 +34,94 @@ class Watch(Callback):
         return sum(r() is not None for r in self.refs)
 
 
-@pytest.mark.parametrize('ex', [KeyboardInterrupt, ValueError])
-@pytest.mark.parametrize('at', in_fit)
-def test_struck_at_every_event(at, ex):
-    "An interrupt or error at any event of a fit: cleaned up, nothing held, modes as before, and a new fit works"
-    watch, last, extra = Watch(), Tracer(), Callback()
-    learn = synth_learner([watch, last], n=2, n_valid=1, model=nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1),
-                                                                             nn.Dropout()))
+class Closed(Live):
+    "A display that notes how often it was closed"
+    n = 0
+    def close(self, note=''): self.n += 1
+
+
+class Holds(Callback):
+    "Takes hold of what a callback may take hold of, and lets go in its cleanups"
+    def before_fit(self):
+        self.old, self.hook = self.loss_func, self.model.register_forward_hook(lambda *_: None)
+        self.learn.loss_func = lambda *args: self.old(*args)
+
+    def before_validate(self):
+        self.own = weights(self.learn)
+        for p in self.model.parameters(): p.mul_(.5)
+
+    def cleanup_validate(self):
+        for p, own in zip(self.model.parameters(), self.own): p.copy_(own)
+
+    def cleanup_fit(self):
+        self.hook.remove()
+        self.learn.loss_func = self.old
+
+
+def saving(): return [Checkpoint('1it'), CSVLogger('rows.csv', every='1it'), Holds()]
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+    "A Learner that was not struck"
+    learn = noisy_learner(tmp_path_factory.mktemp('whole'))
+    learn.fit(2, 1e-2, cbs=saving())
+    return learn
+
+
+def struck(path, at, ex):
+    "A Learner whose second epoch `ex` has struck at event `at`; all that was taken hold of is let go, and a fit works"
+    watch, last, extra, live = Watch(), Tracer(), Callback(), Closed()
+    learn = noisy_learner(path, default_cbs=dict(progress=ProgressCallback(lambda: live)), cbs=[watch, last])
     learn.model[1].eval()
     learn.model.train()
-    modes, cbs = [m.training for m in learn.model.modules()], list(learn.cbs)
+    modes, cbs, loss_func = [m.training for m in learn.model.modules()], list(learn.cbs), learn.loss_func
+    def strike(cb):
+        if cb.epoch == 1 or at.endswith('fit'): raise ex
+    fails = Callback(cleanup_fit=raises(OSError('and it fails too')))
 
-    with pytest.raises(ex): learn.fit(1, cbs=[extra, Callback(**{at: raises(ex)})])
+    with pytest.raises(type(ex)) as raised:
+        learn.fit(2, 1e-2, cbs=[*saving(), fails, extra, Callback(**{at: strike})])
 
-    assert watch.alive() == 0
+    assert raised.value is ex and ex.args == ('struck',)
+    assert ex.__notes__[-1] == 'and then OSError: and it fails too'
+    assert watch.alive() == 0 and not learn.model._forward_hooks and learn.loss_func is loss_func
     assert [m.training for m in learn.model.modules()] == modes and torch.is_grad_enabled()
-    assert list(learn.cbs) == cbs and extra.learn is None and learn._scope is None
-    assert last.seen.count('cleanup_fit') == 1 and last.seen[-1] == 'cleanup_fit'
+    assert list(learn.cbs) == cbs and extra.learn is None and learn._scope is None and {*vars(learn)} >= {'opt'}
+    assert last.seen.count('cleanup_fit') == 1 and last.seen[-1] == 'cleanup_fit' and live.n == 1
     assert (learn.xb, learn.yb, learn.pred, learn.loss, learn.loss_grad, learn.dl) == ((), (), None, None, None, None)
+    assert not learn.dls.train.in_use and not learn.dls.valid.in_use
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler and not learn._stop.running
     before = weights(learn)
     learn.fit(1)
-    assert not any(a.equal(b) for a, b in zip(before[:1], weights(learn))) and len(learn.recorder.values) == 1
+    assert not any(map(torch.equal, before, weights(learn))) and len(learn.recorder.values) == 1
+
+
+def goes_on_like(whole, path):
+    "What a new process makes of the files that are left is what it would have been"
+    learn = noisy_learner(path)
+    learn.fit(2, 1e-2, cbs=saving(), resume=True)
+
+    assert learn.final_hash == whole.final_hash and record(learn) == record(whole)
+    assert (learn.path/'rows.csv').read_bytes() == (whole.path/'rows.csv').read_bytes()
+
+
+@pytest.mark.parametrize('at', in_fit)
+def test_r11_interrupted_at_every_event(tmp_path, whole, at):
+    "An interrupt at any event reaches the caller; all is put back, a new fit works, and this one goes on exactly"
+    struck(tmp_path, at, KeyboardInterrupt('struck'))
+
+    goes_on_like(whole, tmp_path)
+
+
+@pytest.mark.parametrize('at', in_fit)
+def test_r12_an_error_at_every_event(tmp_path, whole, at):
+    "An error in a callback at any event is the one that is raised, naming the event; all else is as after an interrupt"
+    error = ValueError('struck')
+    struck(tmp_path, at, error)
+
+    assert f'at `{at}`' in error.__notes__[0]
+    goes_on_like(whole, tmp_path)
 
 
 @pytest.mark.parametrize('ex', [KeyboardInterrupt, ValueError])
