@@ -26,7 +26,8 @@ class StopFlag:
     requested = False            # has something been asked for and not yet been obeyed?
     pressed = False              # was that Ctrl-C?
     held = False                 # is something going on that must not be cut short, so that a second Ctrl-C waits too?
-    on_ctrl_c = ('interrupt',)   # what Ctrl-C asks for
+    on_ctrl_c: tuple[str, ...] = ('interrupt',)  # what Ctrl-C asks for
+    previous: Any                # the handler that the second one reaches
 
     def __init__(self): self.previous, self._asked = signal.default_int_handler, deque()
 

@@ -58,7 +58,7 @@ class Holds(Callback):
         self.learn.loss_func = self.old
 
 
-def saving(): return [Checkpoint('1it'), CSVLogger('rows.csv', every='1it'), Holds()]
+def saving(): return [Checkpoint('3it'), CSVLogger('rows.csv', every='1it'), Holds()]
 
 
 @pytest.fixture(scope='module')
@@ -85,10 +85,11 @@ def struck(path, at, ex):
 
     assert raised.value is ex and ex.args == ('struck',)
     assert ex.__notes__[-1] == 'and then OSError: and it fails too'
+    if isinstance(ex, Exception): ex.__traceback__ = raised = None  # whose frames a debugger may look into
     assert watch.alive() == 0 and not learn.model._forward_hooks and learn.loss_func is loss_func
     assert [m.training for m in learn.model.modules()] == modes and torch.is_grad_enabled()
-    assert list(learn.cbs) == cbs and extra.learn is None and learn._scope is None and {*vars(learn)} >= {'opt'}
-    assert last.seen.count('cleanup_fit') == 1 and last.seen[-1] == 'cleanup_fit' and live.n == 1
+    assert list(learn.cbs) == cbs and extra.learn is None and learn._scope is None
+    assert last.seen.count('cleanup_fit') == 1 and last.seen[-1] == 'cleanup_fit' and live.n == (at != 'before_fit')
     assert (learn.xb, learn.yb, learn.pred, learn.loss, learn.loss_grad, learn.dl) == ((), (), None, None, None, None)
     assert not learn.dls.train.in_use and not learn.dls.valid.in_use
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler and not learn._stop.running

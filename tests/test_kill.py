@@ -17,14 +17,16 @@ from learner import files
 from learner.callback import Callback
 from learner.callbacks.checkpoint import Checkpoint, newest
 from learner.callbacks.csv_logger import CSVLogger
+from learner.callbacks.finetune import BnFreeze, FreezeUntil
 from learner.callbacks.recorder import Recorder
 from learner.callbacks.tracker import SaveModelCallback
 from learner.files import load_file
 from learner.measure import ValueMetric
 from learner.plain import digest
+from tests.callbacks.test_resume import Accumulates
 from tests.file_helpers import names, python
 from tests.helpers import raises
-from tests.resume_helpers import AskAt, noisy_learner, noisy_loaders, record
+from tests.resume_helpers import AskAt, halves, noisy_learner, noisy_loaders, record
 
 # ---- R1, R2: at random
 
@@ -229,3 +231,16 @@ def test_what_saving_a_model_has_left_is_removed(tmp_path):
     learn.fit(1, cbs=Checkpoint())
 
     assert names(tmp_path/'models') == ['checkpoints']
+
+
+@pytest.mark.filterwarnings('ignore:the fit ended while only the last group')
+def test_layers_kept_in_eval_are_let_go(tmp_path):
+    "Layers that BnFreeze keeps in eval when an epoch begins, and that are thawed in it, train again in the next one"
+    def fit(path, *cbs):
+        learn = noisy_learner(path, splitter=halves, train_bn=False)
+        learn.fit(4, 1e-2, cbs=[FreezeUntil('2it'), BnFreeze(), Accumulates(), *cbs], n_steps=2, resume=True)
+        return learn
+    whole = fit(tmp_path/'whole', Checkpoint())
+    with pytest.raises(KeyboardInterrupt): fit(tmp_path/'run', Checkpoint(), AskAt(9))
+
+    assert fit(tmp_path/'run', Checkpoint()).state_hash() == whole.state_hash()

@@ -12,7 +12,6 @@ from ..callback import Callback
 from ..frame import current_opt
 from ..hypers import value_at
 from ..learner import Learner
-from ..modes import restore_modes, snapshot_modes
 from ..schedules import combined_cos
 from ..splitters import shape
 from ..utils import optional, warn
@@ -147,20 +146,23 @@ class BnFreeze(Callback):
     makes trainable moves on; parameters frozen by hand and left out by the splitter (`trainable_params`) stay.
     Order: after TrainEvalCallback, which switches the model to train."""
     order = -9
-    modes: Any = None  # of the layers that are kept in eval, before
+    state = ('kept',)
+    kept: Any = ()  # numbers of the layers that this epoch's training leaves in eval, though they were not before
 
     def before_train(self):
         layers = [*self._layers()]
-        kept = [m for m, frozen in layers if frozen]
-        if layers and not kept and self.train_bn and any(not p.requires_grad for p in self.opt.all_params()): warn(
+        frozen = [m for m, is_frozen in layers if is_frozen]
+        if layers and not frozen and self.train_bn and any(not p.requires_grad for p in self.opt.all_params()): warn(
             "BnFreeze keeps nothing: the normalisation layers of frozen groups are trained; `Learner(train_bn=False)` "
             "freezes them too")
-        self.modes = snapshot_modes(*kept)
-        for m in kept: m.eval()
+        self.kept = [i for i, (m, is_frozen) in enumerate(layers) if is_frozen and m.training]
+        for m in frozen: m.eval()
 
     def cleanup_train(self):
-        if self.modes: restore_modes(self.modes)
-        self.modes = None
+        layers = [m for m, _ in self._layers()]
+        for i in self.kept:
+            if i < len(layers): layers[i].train()  # else another model has been put in
+        self.kept = []
 
     def _layers(self):  # with statistics, and whether they are frozen
         for top in self.modules:

@@ -126,6 +126,7 @@ class SaveModelCallback(TrackerCallback):
     Order: after plain trackers, before what stops the fit."""
     order = TrackerCallback.order + 1
     state = (*TrackerCallback.state, 'has_saved', 'last_saved_path')
+    not_hashed = ('last_saved_path',)  # the folder may be another
     has_saved = False                  # is the best model in the file?
     last_saved_path: Path|None = None  # what was written last
 
