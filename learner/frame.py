@@ -28,6 +28,7 @@ def fit_frame(
 ):
     "Ctrl-C between two batches only, modes afterwards as they were, and no memory held by an interrupt's traceback"
     modes, handled = snapshot_modes(*learn.modules), sys.exc_info()[1]
+    others = [dl for dl in learn.dls.loaders if dl.in_use]  # by another Learner, within which this one trains
     try:
         with deferred_interrupt(learn._stop): yield
     except BaseException as e:
@@ -35,7 +36,8 @@ def fit_frame(
         raise
     finally:
         restore_modes(modes)
-        for dl in learn.dls.loaders: dl.close()  # one that was left, which a traceback may still hold
+        for dl in learn.dls.loaders:
+            if not any(dl is o for o in others): dl.close()  # it may have been left, and a traceback may hold it
         if learn.paused and not learn.paused.left: learn.paused.left = changeable(learn)
 
 
