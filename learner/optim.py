@@ -225,8 +225,9 @@ class Optimizer:
         counts = [len(ps) for ps in state['groups']]
         if counts != [len(ps) for ps in self.param_lists]:
             return f"a state of groups with {counts} tensors does not fit these:\n{self}"
+        def tell(options): return f' {options}' if options else ''
         left_out, rows = {*left_out}, zip(self.param_lists, state['groups'], self._described())
-        wrong = [f"\n`{name}` {shape}{opts or ''} in the state, `{n}` {s}{o or ''} here" for ps, theirs, ours in rows
+        wrong = [f"\n`{name}` {shape}{tell(opts)} in the state, `{n}` {s}{tell(o)} here" for ps, theirs, ours in rows
                  for p, (name, shape, opts), (n, s, o) in zip(ps, theirs, ours)
                  if p not in left_out and (opts != o or shape != s and None not in (shape, s))]  # None: a lazy one
         return f"the state does not fit {len(wrong)} of the parameters:{''.join(wrong[:5])}" if wrong else ''

@@ -69,8 +69,8 @@ def test_loaded_momentum_of_some_parameters():
     (lambda m: one_group(SGD, m), 'a state of SGD with lr, wd does not fit AdamW with lr, mom, sqr_mom, eps, wd'),
     (lambda m: make_opt(Adam, by_layer(m), m, .1), r'a state of groups with \[2, 2, 2, 2\] tensors does not fit these'),
     (lambda m: one_group(Adam, nn.Sequential(nn.Linear(7, 5), *m[1:])),
-     r"does not fit 1 of the parameters:\n`0.weight` \[5, 7\] {} in the state, `0.weight` \[5, 6\] {} here"),
-    (lambda m: one_group(Adam, m, wd_bn_bias=True), r'does not fit 5 of the parameters:\n`0.bias` \[5\] {} in the')])
+     r"does not fit 1 of the parameters:\n`0.weight` \[5, 7\] in the state, `0.weight` \[5, 6\] here"),
+    (lambda m: one_group(Adam, m, wd_bn_bias=True), r'does not fit 5 of the parameters:\n`0.bias` \[5\] in the')])
 def test_state_that_does_not_fit(make, message):
     "The state of another optimizer, or of other groups, shapes or options, is refused by name and changes nothing"
     opt = one_group(Adam, net(), .1)

@@ -82,10 +82,11 @@ def test_what_is_drawn_between_is_no_matter(tmp_path):
 def test_workers_are_kept(tmp_path, persistent):
     "The workers of an epoch go on over the steps, and the result is that of a fit"
     def dls(): return noisy_loaders(num_workers=1, persistent_workers=persistent)
+    before = {p.pid for p in multiprocessing.active_children()}
     learn, workers = noisy_learner(tmp_path, dls=dls()), set()
     for _ in range(4):
         learn.step(1, 1e-2, n_epoch=1, validate=True)
-        workers |= {p.pid for p in multiprocessing.active_children()}
+        workers |= {p.pid for p in multiprocessing.active_children()} - before
     learn.step(1, n_epoch=1, validate=True)
     whole = noisy_learner(tmp_path, dls=dls())
     whole.fit(1, 1e-2)
