@@ -261,7 +261,8 @@ class Host(LoopState):
             for k, by in self.asked.items() if 'validate' in scopes else (): self._stop.ask(k, by=by)  # soon
             return
         if self._scope and self.run_kind == 'fit': self.paused = pause(self)
-        raise error
+        try: raise error
+        finally: error = None  # no cycle of exception and frame, which would keep the batch
 
     def agree(self,
         flag: bool,  # what this process would do

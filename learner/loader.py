@@ -67,6 +67,7 @@ class Loader:
     _live: Any                               # weak reference to the newest iteration
     _pool: DataLoader | None                 # the copy of `dl` that has the persistent workers
     _end: Any                                # ends them
+    _last: Any                               # ends the workers of the newest iteration, if they are its own
     _base: tuple[int, int] | None            # base seed of the persistent workers, epochs they have run
 
     def __init__(self,
@@ -77,7 +78,7 @@ class Loader:
             raise TypeError(f"`{type(dl).__name__}` is no loader of batches; wrap a dataset in a torch DataLoader (or "
                             "`DataLoaders.from_dsets`), give arrays and tensors to `DataLoaders.from_tensors`")
         self.dl, self.device, self.record, self.position = dl, device, None, 0
-        self._start = self._held = self._live = self._pool = self._end = self._base = None
+        self._start = self._held = self._live = self._pool = self._end = self._last = self._base = None
         self._moved, self.on_failure = False, None
 
     def __getattr__(self, name):
@@ -91,7 +92,7 @@ class Loader:
         else: setattr(self.dl, name, value)
 
     def __getstate__(self):
-        return {**vars(self), **dict.fromkeys(('_start', '_held', '_live', '_pool', '_end', '_base'))}
+        return {**vars(self), **dict.fromkeys(('_start', '_held', '_live', '_pool', '_end', '_last', '_base'))}
 
     def __len__(self): return len(self.dl)
     def __bool__(self): return True  # a loader is one, also without batches or a length
@@ -187,7 +188,9 @@ class Loader:
     def close(self) -> None:
         "End the present iteration and its workers, unless it is kept by `hold`"
         live = self._live and self._live()
-        if live is not None and live is not self._held: live.close()
+        if live is not None and live is self._held: return
+        if live is not None: live.close()
+        if self._last is not None: self._last()  # one that was left before its first batch has not ended them
 
     def why_empty(self) -> str:
         "Why an epoch has no batch, and what to do about it"
@@ -261,6 +264,7 @@ class Loader:
         # `it` would do this itself when freed, but waits 5 s in vain if the garbage collector freed its queues before
         end = self._end or weakref.finalize(self, end_workers, it._shutdown_workers, os.getpid())
         if keep: self._pool, self._end = pool, end
+        else: self._last = end
         return self._guarded(it, end, keep)
 
     def _guarded(self, it, end, keep):

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from contextlib import ExitStack
+from time import monotonic, sleep
 
 from ..callback import Callback
 from ..interrupt import tell
@@ -106,6 +107,8 @@ class SignalCallback(Callback):
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def _workers_failed(self):  # nothing is under way: what was asked for is done now, and their error is no matter
+        until = monotonic()+.5  # they may have got the signal before this process
+        while not self.heard and monotonic() < until: sleep(.01)
         if self.heard and self.learn._stop.requested and self.run_kind == 'fit': self.learn._rest()
 
 
