@@ -9,8 +9,8 @@ import torch
 
 from .events import CancelException, LoopState, scopes
 from .interrupt import deferred_interrupt, free_frames, frees_memory
-from .modes import choose_device, restore_modes, snapshot_modes
 from .keep import kept
+from .modes import choose_device, restore_modes, snapshot_modes
 from .optim import Optimizer
 from .state import changeable
 from .tensors import forward_keys
@@ -139,16 +139,16 @@ def guest_frame(
 ):
     "Also metrics, hyper-parameters and the declared state of callbacks are afterwards as they were"
     states = [(vars(cb), k) for cb in learn.cbs for k in cb.state if k in vars(cb)]
-    old = [(attrs, k, attrs[k]) for attrs, k in states]
+    values = [(attrs, k, attrs[k]) for attrs, k in states]
     hypers = [dict(h) for h in learn.opt.hypers] if learn.opt else []
     work, busy = learn._at_work, set()
     while work: busy, work = busy | {(id(work[0]), work[1])}, work[2]
     now = dict(_metrics=[_copy_metric(m, learn) for m in learn.metrics], _scope=['frame', learn._scope, []],
                _at_work=learn._at_work, _busy=frozenset(busy), final_record=None)
     try:
-        with evaluation_frame(learn), replacing(learn, **now), kept(*[v for *_, v in old], apart=(learn,)): yield
+        with evaluation_frame(learn), replacing(learn, **now), kept(*[v for *_, v in values], apart=(learn,)): yield
     finally:
-        for attrs, k, value in old: attrs[k] = value
+        for attrs, k, v in values: attrs[k] = v
         for h, old in zip(learn.opt.hypers if learn.opt else [], hypers):
             if dict(h) != old: h.update(old)
         learn._resolve()  # the handlers of whatever goes on
@@ -160,4 +160,3 @@ def _copy_metric(metric, learn):  # of what it has accumulated: the functions it
     except Exception as e:
         e.add_note(f"an evaluation works with a copy of the metric `{metric.name}`, and it cannot be copied")
         raise
-

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import resource
-import subprocess
 import tempfile
 import threading
 from collections import Counter
@@ -230,16 +229,6 @@ def test_r8_real_limit(path):
     finally: resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     assert caught.value.errno == errno.EFBIG and content(path) == 'old' and names(path.parent) == ['a.pth']
-
-@pytest.fixture
-def small_disk(tmp_path):
-    "A disk of 1 MiB"
-    disk = tmp_path/'disk'
-    disk.mkdir()
-    try: subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=1m', 'tmpfs', disk], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as e: pytest.skip(f"a small disk cannot be mounted here: {e}")
-    yield disk
-    subprocess.run(['umount', disk], check=True)
 
 def test_r8_full_disk(small_disk):
     "On a disk that is too small for both, the old file stays, nothing else does, and what is small enough can be saved"

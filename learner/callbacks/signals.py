@@ -103,8 +103,13 @@ class SignalCallback(Callback):
         from torch.utils.data._utils.signal_handling import _set_SIGCHLD_handler
         if not hasattr(signal, 'SIGCHLD') or not any(getattr(dl, 'num_workers', 0) for dl in self.dls.loaders): return
         _set_SIGCHLD_handler()  # as the first workers of a process do; from then on it is not set again
-        self.undo.callback(signal.signal, signal.SIGCHLD, signal.getsignal(signal.SIGCHLD))
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        if not callable(old := signal.getsignal(signal.SIGCHLD)): return
+        def quiet(signum, frame):  # a handler of the user's, which torch's calls, is called as ever
+            try: old(signum, frame)
+            except RuntimeError as e:
+                if not str(e).startswith('DataLoader worker'): raise  # torch has no type of its own for it
+        self.undo.callback(signal.signal, signal.SIGCHLD, old)
+        signal.signal(signal.SIGCHLD, quiet)
 
     def _workers_failed(self):  # nothing is under way: what was asked for is done now, and their error is no matter
         until = monotonic()+.5  # they may have got the signal before this process

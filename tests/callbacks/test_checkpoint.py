@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from torch import nn
 
 from learner import files
 from learner.callback import Callback
@@ -16,6 +17,7 @@ from learner.every import Every
 from learner.events import CancelFitException
 from learner.files import load_file
 from learner.measure import ValueMetric
+from learner.optim import SGD
 from tests.helpers import raises
 from tests.resume_helpers import AskAt, noisy_learner, record, uninterrupted
 
@@ -249,6 +251,24 @@ def test_r8_a_failing_disk(tmp_path, monkeypatch, code):
         learn.fit(2, 1e-2, cbs=cb)
 
     assert learn.n_step == 10 and names(learn) == ['run1_step10.ckpt', 'run1_step9.ckpt']
+
+
+@pytest.mark.filterwarnings('ignore:Checkpoint. the last', 'ignore:Checkpoint. a file may need')
+def test_s19_a_full_disk(tmp_path, small_disk):
+    "A disk without room for one more file: a warning, the files before it load, no temporary one, training as ever"
+    def big(path):
+        torch.manual_seed(0)
+        return noisy_learner(path, model=nn.Sequential(nn.Linear(4, 16_000), nn.Linear(16_000, 2)), opt_func=SGD)
+    whole = big(tmp_path)
+    whole.fit(3, 1e-5)
+    learn = big(small_disk)
+
+    with pytest.warns(UserWarning, match='is not saved: OSError: .*No space left'):
+        learn.fit(3, 1e-5, cbs=Checkpoint('5it'))
+
+    left = names(learn)
+    assert left and all(load_file(Checkpoint().folder(learn)/name) for name in left)
+    assert learn.n_step == 15 and learn.final_hash == whole.final_hash
 
 
 def test_r8_the_error_can_be_asked_for(tmp_path, monkeypatch):
