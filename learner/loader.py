@@ -22,7 +22,7 @@ from .keep import is_generator
 from .plan import Plan
 from .tensors import exact_device, pinned, to_cuda, to_device
 from .utils import rng_state, set_rng_state
-from .workers import end_workers, fetch_items, worker_pool
+from .workers import end_workers, fetch_items, watch_workers, worker_pool
 
 __all__ = ['Loader', 'untouched']
 
@@ -261,6 +261,7 @@ class Loader:
         except BaseException:
             self._failed()
             raise
+        watch_workers(it)
         # `it` would do this itself when freed, but waits 5 s in vain if the garbage collector freed its queues before
         end = self._end or weakref.finalize(self, end_workers, it._shutdown_workers, os.getpid())
         if keep: self._pool, self._end = pool, end

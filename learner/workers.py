@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-__all__ = ['fetch_items', 'end_workers', 'worker_pool']
+__all__ = ['fetch_items', 'watch_workers', 'end_workers', 'worker_pool']
 
 
 def fetch_items(
@@ -41,6 +41,28 @@ def _seed(seed, ids):
     np.random.seed(seed % 2**32)
     random.seed(seed)
     return ids
+
+
+class _Done:
+    "Tells workers to end, without waiting for ever for the lock, which a worker that was killed may hold"
+    def __init__(self, shared): self.shared, self.done = shared, False
+    def is_set(self) -> bool: return self.done
+
+    def set(self) -> None:
+        self.done = True
+        if not self.shared._cond.acquire(timeout=1): return  # torch ends by force who is not told
+        try:
+            self.shared._flag.acquire(False)
+            self.shared._flag.release()
+            self.shared._cond.notify_all()
+        finally: self.shared._cond.release()
+
+
+def watch_workers(
+    it: Any,  # torch's iteration over a loader with workers
+) -> None:
+    "Let it find out that a worker has died, whatever that one was doing"
+    if not isinstance(it._workers_done_event, _Done): it._workers_done_event = _Done(it._workers_done_event)
 
 
 def end_workers(

@@ -119,3 +119,19 @@ def test_usable_after_an_interrupt_while_waiting_for_workers(persistent):
     dl.dataset.loaded.append(9)
 
     assert torch.equal(torch.cat([b[1] for b in dl])[1:], y)
+
+
+@pytest.mark.parametrize('persistent', [False, True])
+def test_a_worker_that_was_killed_with_a_lock_is_noticed(persistent):
+    "One that dies while it asks whether to end keeps the lock of that for ever: its death is an error, and no hang"
+    dl = Loader(DataLoader(range(9), 1, num_workers=1, persistent_workers=persistent, collate_fn=list))  # no tensors
+    batches = iter(dl)
+    next(batches)
+    it = (dl._end or dl._last).peek()[2][0].__self__  # torch's iteration
+    it._workers_done_event.shared._cond.acquire()
+    ignored = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would tell at once
+
+    os.kill(it._workers[0].pid, signal.SIGKILL)
+    try:
+        with pytest.raises(RuntimeError, match=r'worker \(pid\(s\) \d+\) exited unexpectedly'): list(batches)
+    finally: signal.signal(signal.SIGCHLD, ignored)
