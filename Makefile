@@ -10,7 +10,7 @@ demo: .venv/.ok
 	.venv/bin/python nbs/demo.py
 
 test: lint
-	.venv/bin/python -m pytest -q
+	.venv/bin/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 
 lint: .venv/.ok
 	.venv/bin/ruff check .
@@ -29,7 +29,7 @@ test-interop: .venv-interop/.ok
 
 # With the oldest versions that settings.ini allows: by hand, when a bound changes.
 floors: .venv-floors/.ok
-	.venv-floors/bin/python -m pytest -q
+	.venv-floors/bin/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 
 clean:
 	rm -rf .venv .venv-interop .venv-floors runs build dist *.egg-info

@@ -159,7 +159,7 @@ def test_mk_metric(m, kind, name):
     assert (type(metric), metric.name) == (kind, name)
 
 
-@pytest.mark.parametrize('m', ['accuracy', 3, None, dict, [accuracy]], ids=repr)
+@pytest.mark.parametrize('m', ['accuracy', 3, None, dict, [accuracy]], ids=['name', 'number', 'None', 'dict', 'list'])
 def test_mk_metric_refuses(m):
     "What is no metric is refused, naming it and what is accepted"
     with pytest.raises(TypeError, match="is no metric: pass a Metric, a function of"): mk_metric(m)
