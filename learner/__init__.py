@@ -33,6 +33,14 @@ from .callbacks.lr_find import LRFinder, minimum, slide, steep, valley
 from .callbacks.finetune import BnFreeze, FreezeUntil
 from .callbacks.tracker import EarlyStoppingCallback, SaveModelCallback, TrackerCallback
 from .callbacks.training import GradientClip
+from .hooks import Hook, Hooks, find_modules, hook_input, hook_inputs, hook_output, hook_outputs
+from .callbacks.hook import HookCallback
+from .callbacks.stats import ActivationStats, GradientStats
+from .callbacks import doctor as doctor
+from .callbacks.summary import Summary, layer_info
+from .layers import (Module, ParameterModule, children_and_parameters, flatten_model, has_params, requires_grad,
+                     set_bn_eval, total_params)
+from .sizes import dummy_eval, in_channels, model_sizes, num_features_model
 from .every import Every
 from .files import DamagedFile
 from .callbacks.checkpoint import Checkpoint
@@ -70,6 +78,10 @@ __all__ = [
     'policy_inv', 'policy_multistep', 'policy_poly', 'policy_sigmoid', 'policy_warmup', 'policy_cos_restarts',
     'TrackerCallback', 'SaveModelCallback', 'EarlyStoppingCallback', 'GradientClip',
     'Every', 'Checkpoint', 'SignalCallback', 'DamagedFile',
+    'Hook', 'Hooks', 'hook_output', 'hook_outputs', 'hook_input', 'hook_inputs', 'find_modules', 'HookCallback',
+    'ActivationStats', 'GradientStats', 'Summary', 'layer_info', 'Module', 'ParameterModule', 'has_params',
+    'requires_grad', 'total_params', 'children_and_parameters', 'flatten_model', 'set_bn_eval', 'dummy_eval',
+    'in_channels', 'model_sizes', 'num_features_model',
     'LRFinder', 'valley', 'steep', 'minimum', 'slide', 'FreezeUntil', 'BnFreeze',
     'default_split', 'split_blocks', 'split_patterns', 'create_body', 'create_head', 'has_pool_type', 'apply_init',
     'init_head', 'AdaptiveConcatPool2d', 'xresnet18', 'xresnet34', 'xresnet50',

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from .utils import optional
 
-__all__ = ['set_display', 'display_mode', 'say', 'Bar', 'Live', 'LogLive', 'TerminalLive', 'NotebookLive', 'new_live',
-           'show_table']
+__all__ = ['set_display', 'display_mode', 'say', 'show_result', 'Bar', 'Live', 'LogLive', 'TerminalLive',
+           'NotebookLive', 'new_live', 'text_table', 'html_table', 'show_table']
 
 modes = ('auto', 'notebook', 'terminal', 'log', 'off')
 _mode = 'auto'
@@ -55,6 +55,13 @@ def say(
 ) -> None:
     "Show a line that is worth knowing and asks for nothing, unless the display is off"
     if display_mode() != 'off': print(message, flush=True)
+
+
+def show_result(
+    text: str,  # what the value that is returned looks like
+) -> None:
+    "Print what is returned to be read, unless a notebook or an interactive session shows returned values by itself"
+    if display_mode() in ('terminal', 'log') and not hasattr(sys, 'ps1'): print(text, flush=True)  # IPython has it too
 
 
 # ---- numbers as text
@@ -228,7 +235,7 @@ class NotebookLive(Live):
         rows = self.rows if n_hidden <= 0 else self.rows[:self.n_head]+self.rows[-self.n_tail:]
         body = [[_cell(c, r.get(c, math.nan)) for c in self.columns] for r in rows]
         if n_hidden > 0: body.insert(self.n_head, [f'… {n_hidden} rows hidden …'])
-        table = _html_table(self.columns, body) if self.columns else ''
+        table = html_table(self.columns, body) if self.columns else ''
         data = {'text/html': f'{table}{self.image}{self.foot}'}
         if self.handle is None: self.handle = self.display(data, raw=True, display_id=True)
         else: self.handle.update(data, raw=True)
@@ -260,7 +267,22 @@ def _bar_line(bar, width):
     return f'{head} {full*n_full}{empty*(n_bar-n_full)} {text}'
 
 
-def _html_table(columns, rows, left=()):
+def text_table(
+    columns: Sequence[str],         # names, one a column
+    rows: Sequence[Sequence[str]],  # cells, in the order of `columns`
+    left: Any = (),                 # numbers of the columns that are aligned left
+) -> str:
+    "An aligned table"
+    widths = [max(map(len, column)) for column in zip(columns, *rows)]
+    return '\n'.join(_line(r, widths, left) for r in [columns, *rows])
+
+
+def html_table(
+    columns: Sequence[str],         # names, one a column
+    rows: Sequence[Sequence[str]],  # cells, in the order of `columns`; a row with fewer is one cell, as wide as all
+    left: Any = (),                 # numbers of the columns that are aligned left
+) -> str:
+    "An HTML table that survives in a saved notebook"
     style = [' style="text-align:left;white-space:pre"' if i in left else '' for i in range(len(columns))]
     def line(tag, cells):
         if len(cells) < len(columns): return f'<tr><td colspan="{len(columns)}">{escape(cells[0])}</td></tr>'
@@ -280,10 +302,9 @@ def show_table(
     if display_mode() == 'notebook':
         display = optional('IPython.display', "set_display('notebook')").display
         head = f'<div><b>{escape(title)}</b></div>' if title else ''
-        display({'text/html': head+_html_table(columns, cells, left)}, raw=True)
+        display({'text/html': head+html_table(columns, cells, left)}, raw=True)
     else:
-        widths = [max(map(len, column)) for column in zip(columns, *cells)]
-        print('\n'.join(([title] if title else []) + [_line(r, widths, left) for r in [columns, *cells]]))
+        print('\n'.join(([title] if title else []) + [text_table(columns, cells, left)]))
 
 
 def _graph_html(curves, width=480, height=220):  # an `<img>`: inline `<svg>` is dropped from untrusted notebooks

@@ -28,9 +28,7 @@ def kept(
     whole: tuple = (),    # further classes whose attributes are kept wherever one is found
     apart: tuple = (),    # objects that are not looked into wherever one is found
 ):
-    """Put `objects` back as they were after the block, even after an error
-
-    Raises: ValueError if a parameter is lazy, since it cannot be made so again."""
+    "Put `objects` back as they were after the block, even after an error; what was lazy is so again"
     seen: dict[int, Any] = {id(o): o for o in apart}  # by id, each with a reference that keeps the id its own
     kinds = (nn.Module, TorchOptimizer, L, *whole)
     restores = [back for o in objects for back in _content(o, seen, kinds)]
@@ -40,12 +38,14 @@ def kept(
 
 
 def _attributes(o, seen, kinds) -> Iterator[Callable]:
-    seen[id(o)], attrs = o, vars(o)
+    seen[id(o)], attrs, cls = o, vars(o), type(o)
     old = dict(attrs)
     for v in [*_elsewhere(o), *old.values()]: yield from _content(v, seen, kinds)
     def back():
         attrs.clear()
         attrs.update(old)
+        # a lazy module becomes another class by its first batch, one that gets a parametrization a class of its own
+        if type(o) is not cls: object.__setattr__(o, '__class__', cls)
     yield back
 
 
@@ -104,9 +104,7 @@ def _load(o, state):
 
 
 def _tensor(o):
-    if nn.parameter.is_lazy(o): raise ValueError(
-        "the model has lazy parameters, which get their shape from the first batch and cannot be made lazy again: call "
-        "`learn.validate()`, or the model with a batch, before")
+    if nn.parameter.is_lazy(o): return _lazy(o)
     data, leaf, wanted = o.detach(), o.is_leaf, o.requires_grad
     places, size = _places(data), _size(data)
     content, grad = places.clone() if size or not data.numel() else None, o.grad if leaf else None  # None: it has none
@@ -120,6 +118,14 @@ def _tensor(o):
         if not o.is_leaf: o.detach_()
         if grad_back: grad_back()
         o.grad, o.requires_grad = grad, wanted
+    return back
+
+
+def _lazy(o):  # has no content yet, and no operation but these
+    data, cls, wanted = o.data, type(o), o.requires_grad
+    def back():
+        o.data, o.grad = data, None
+        o.__class__, o.requires_grad = cls, wanted
     return back
 
 

@@ -1,22 +1,28 @@
 """Training for a while without a trace: the Learner with all it has, its data and the random streams as before."""
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
 
 import torch
 from fastcore.foundation import L
 from torch.utils.data import DataLoader, Sampler
 
 from .callback import Callback
+from .checks import check_fit
+from .data import as_dls
+from .frame import fit_frame
 from .hypers import Hypers
+from .interrupt import stop_error
 from .keep import is_generator, kept
 from .learner import Learner
 from .loader import untouched
 from .modes import choose_device
 from .optim import Optimizer
 
-__all__ = ['no_trace']
+__all__ = ['no_trace', 'trial']
 
 plain_types = FunctionType, BuiltinFunctionType, partial, type, ModuleType  # have no state of their own
 
@@ -27,8 +33,7 @@ def no_trace(
 ):
     """Train for a while: afterwards the Learner is as before, with all it has, and the next fit like one without
 
-    The training loader is iterated as a fork, by workers of its own.
-    Raises: ValueError if the model has lazy parameters."""
+    The training loader is iterated as a fork, by workers of its own."""
     dls, own, stop = learn.dls, learn.dls.train, learn._stop
     if choose_device(dls.device, learn.model).type == 'cuda': torch.cuda.init()  # else its random stream is not kept
     losses = [o for o in _parts(learn.loss_func) if hasattr(o, '__dict__') and not isinstance(o, plain_types)]
@@ -40,6 +45,37 @@ def no_trace(
             try: yield
             finally: stop.held = True
     finally: stop.held = False
+
+
+def trial(
+    learn: Learner,
+    cbs: Any,                    # what ends it, and sees what comes of it
+    n_epoch: int,                # epochs at most
+    what: str,                   # what it is for, for messages
+    done: Callable[[], str],     # tells how much has been done, likewise
+    lr: Any = None,              # learning rate, as `fit` takes it
+    batches: Any = None,         # an iterable of them; None: those of the training loader
+) -> None:
+    """A fit without a trace, in which only callbacks act whose `run_in` has 'lr_find'
+
+    Raises: KeyboardInterrupt if it is stopped, saying so; ValueError if the training loader can be iterated only once.
+    """
+    if batches is None and isinstance(learn.dls.train.dl, Iterator): raise ValueError(
+        f"{what} would use up the training loader, a `{type(learn.dls.train.dl).__name__}` that can be iterated only "
+        "once: give a DataLoader or a list")
+    check_fit(learn, 1, 0, None)
+    try:
+        with fit_frame(learn):
+            with no_trace(learn):
+                if batches is not None: learn._dls = as_dls((batches, None))
+                learn.n_epoch, learn.epoch, learn.n_steps = n_epoch, 0, None
+                learn._fit('lr_find', lr, None, cbs, False)
+            if (late := stop_error(learn, learn._stop.take())): raise late  # it came while things were put back
+    except KeyboardInterrupt as e:
+        where = f"{what} stopped after {done()}; the Learner is as it was before"
+        if str(e).startswith('stopped'): e.args = (where,)  # the loop's own words are for a fit
+        else: e.add_note(where)
+        raise
 
 
 def _parts(f):  # the objects that a function is made of

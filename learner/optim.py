@@ -198,7 +198,8 @@ class Optimizer:
         state = self.opt.state_dict()
         return dict(state={order[k]: s for k, s in state['state'].items()},
                     param_groups=[{**g, 'params': [order[k] for k in g['params']]} for g in state['param_groups']],
-                    hypers=[dict(h) for h in self.hypers], kind=self._kind(), groups=self._described())
+                    hypers=[dict(h) for h in self.hypers], kind=self._kind(), groups=self._described(),
+                    types=[str(p.dtype) for p in self._all])
 
     def load_state_dict(self,
         state: dict[str, Any],  # what `state_dict` returned
@@ -210,9 +211,10 @@ class Optimizer:
         self.opt.param_groups[:] = [{'params': [self._all[k] for k in g['params']]} for g in state['param_groups']]
         self.opt.load_state_dict({k: state[k] for k in ('state', 'param_groups')})
         for k, values in state['state'].items():
-            for name, v in values.items():  # torch gives them the parameter's type, which would round them
+            for name, v in values.items():  # torch gives them the parameter's type: right for what had it, else rounded
                 mine = self.opt.state[self._all[k]]
-                if isinstance(v, Tensor) and mine[name].dtype != v.dtype: mine[name] = v.to(mine[name].device)
+                if isinstance(v, Tensor) and mine[name].dtype != v.dtype and str(v.dtype) != state['types'][k]:
+                    mine[name] = v.to(mine[name].device)
         self._find()
         self._by_decay = None  # whatever it was when the state was saved
 

@@ -150,7 +150,9 @@ class _Plain:
         return _tagged('dict', [items]) if tag in new and self.quote else new
 
     def tensor(self, o, where):
-        if is_lazy(o) or type(o).__torch_dispatch__ is not no_dispatch:  # it has no memory itself
+        if is_lazy(o): raise TypeError(f"{_shown(where)} is lazy, and gets its values from the first batch: call "
+                                       "`learn.validate()`, or the model with a batch, before")
+        if type(o).__torch_dispatch__ is not no_dispatch:  # it has no memory itself
             raise _cannot(f"`{_type(o)}`", where)
         if o.layout not in indices_of or o.dtype not in tensor_dtypes or o.is_nested or o.is_meta:
             raise _cannot(f"`{_type(o)}` of {o.dtype}, {o.layout}, on {o.device}", where)

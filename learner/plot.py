@@ -7,7 +7,8 @@ import numpy as np
 from .display import display_mode
 from .utils import optional
 
-__all__ = ['plot_loss', 'plot_hypers', 'plot_lr_find', 'show_figure']
+__all__ = ['plot_loss', 'plot_hypers', 'plot_lr_find', 'plot_layers', 'plot_histogram', 'plot_look',
+           'show_figure']
 
 
 def plot_loss(
@@ -83,6 +84,69 @@ def plot_lr_find(
     ax.set(xlabel='learning rate', ylabel='loss (smoothed)', xscale='log')
     if ax.get_legend_handles_labels()[0]: ax.legend()
     return ax
+
+
+def plot_layers(
+    series: Mapping[str, np.ndarray],  # `(n_batches, n_layers)` by name
+    batches: Sequence[int],            # numbers of the batches
+    layers: Sequence[str],             # names of the layers
+    axs: Sequence[Any]|None = None,    # matplotlib axes, one for each series; new ones if None
+) -> Sequence[Any]:                    # the axes
+    """Draw each series on axes of its own, with a line a layer from dark (first) to light (last)
+
+    What is called a ratio is drawn on a logarithmic axis.
+    Raises: ValueError if the number of axes is another."""
+    plt = optional('matplotlib.pyplot', 'plot_layers')
+    found: Any = plt.subplots(1, len(series), figsize=(4*len(series), 3.5), squeeze=False,
+                              layout='constrained')[1][0] if axs is None else axs
+    if len(found) != len(series): raise ValueError(f"{len(found)} axes for {len(series)} series: {', '.join(series)}")
+    colours = plt.get_cmap('viridis')(np.linspace(0, .9, len(layers)))
+    for ax, (name, values) in zip(found, series.items()):
+        for line, layer, colour in zip(values.T, layers, colours):
+            label = f"({layer or 'the model'})" if layer[:1] in ('', '_') else layer  # else no legend
+            ax.plot(batches, line, label=label, color=colour, marker='.' if len(batches) < 30 else '')
+        log = 'ratio' in name and np.any(values > 0)
+        ax.set(xlabel='batch', title=name.replace('_', ' '), yscale='log' if log else 'linear')
+    if len(layers) <= 12: found[-1].legend(fontsize='small', loc='center left', bbox_to_anchor=(1, .5))
+    return found
+
+
+def plot_histogram(
+    counts: np.ndarray,          # `(n_bins, n_batches)`, lowest values first
+    batches: Sequence[int],      # numbers of the batches
+    span: Sequence[float],       # where the first bin begins and the last one ends
+    unit: str = 'value',         # what the values are
+    title: str = '',             # above the picture
+    ax: Any = None,              # matplotlib axes to draw on; new ones if None
+) -> Any:                        # the axes
+    "Draw histograms side by side: batches from left to right, values upward, the logarithm of counts as colour"
+    ax = ax or optional('matplotlib.pyplot', 'plot_histogram').subplots(layout='constrained')[1]
+    step = batches[-1]-batches[-2] if len(batches) > 1 else 1
+    ends = (batches[0], batches[-1]+step) if len(batches) else (0, 1)
+    ax.imshow(np.log1p(counts), origin='lower', aspect='auto', extent=(*ends, *span), interpolation='nearest')
+    ax.set(xlabel='batch', ylabel=unit, title=title)
+    return ax
+
+
+def plot_look(
+    gradients: Mapping[str, float],  # root mean square of the gradient, by layer
+    ratios: Mapping[str, float],     # of update to weight, by layer
+    usual: tuple[float, float],      # between which ratios are usual
+    losses: Sequence[float],         # on one batch, again and again
+    axs: Sequence[Any]|None = None,  # three matplotlib axes; new ones if None
+) -> Sequence[Any]:                  # the axes
+    "Draw what `learn.doctor` has measured: gradients and updates by layer, and the loss on one batch"
+    found: Any = optional('matplotlib.pyplot', 'plot_look').subplots(
+        1, 3, figsize=(14, 3.5), layout='constrained')[1] if axs is None else axs
+    for ax, values, title in zip(found, (gradients, ratios), ('gradient (root mean square)', 'update / weight')):
+        ax.plot(list(values.values()), 'o-')
+        ax.set(title=title, yscale='log')
+        ax.set_xticks(range(len(values)), values, rotation=90, fontsize='small')
+    found[1].axhspan(*usual, alpha=.15, color='C2', label='usual')
+    found[1].legend()
+    found[2].plot(losses)
+    found[2].set(title='loss on one batch', xlabel='step')
+    return found
 
 
 def show_figure(

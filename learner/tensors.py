@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 __all__ = ['map_tensors', 'exact_device', 'to_device', 'pinned', 'to_cuda', 'to_detach', 'concat', 'find_bs', 'n_items',
-           'describe', 'split_batch', 'forward_keys']
+           'describe', 'split_batch', 'forward_keys', 'tensors_in',
+           'flat_numbers']
 
 label_keys = ('label', 'labels', 'target', 'targets', 'y')  # names under which a dict batch holds what is to be learned
 
@@ -52,13 +53,6 @@ def _map(f, b, is_leaf):
     return b if all(new[k] is v for k, v in parts.items()) else _rebuild(b, new)
 
 
-def _tensors(b) -> Iterator[Tensor]:
-    "All tensors of `b`, depth first"
-    if isinstance(b, Tensor): yield b
-    else:
-        for o in (_parts(b) or {}).values(): yield from _tensors(o)
-
-
 def _is_tensor(o) -> bool: return isinstance(o, Tensor)
 def _can_move(o) -> bool: return hasattr(o, 'to') and not isinstance(o, type)
 
@@ -69,6 +63,25 @@ def map_tensors(
 ) -> Any:                        # the same structure, of the same types; `b` itself if `f` returned every tensor itself
     "`b` with each tensor replaced by `f` of it; what is neither a tensor nor a container stays as it is"
     return _map(f, b, _is_tensor)
+
+
+def tensors_in(
+    b: Any,  # any nested batch
+) -> Iterator[Tensor]:
+    "All tensors of `b`, depth first"
+    if isinstance(b, Tensor): yield b
+    else:
+        for o in (_parts(b) or {}).values(): yield from tensors_in(o)
+
+
+def flat_numbers(
+    t: Tensor,   # of any shape, also sparse or complex
+) -> Tensor:     # `(n,)`, float
+    "The numbers that a tensor holds: of complex ones both parts, of a sparse one what it stores"
+    if t.is_nested: t = torch.cat([part.flatten() for part in t.unbind()])
+    if t.is_sparse: t = t.coalesce().values()
+    if t.is_complex(): t = torch.view_as_real(t)
+    return t.flatten().float()
 
 
 def exact_device(
@@ -148,7 +161,7 @@ def concat(
     for b in batches:
         if type(b) is not type(first): raise _unlike(first, b)
     if first is None or isinstance(first, str) and all(b == first for b in batches): return first
-    if isinstance(first, (tuple, list)) and not hasattr(first, '_make') and next(_tensors(batches), None) is None:
+    if isinstance(first, (tuple, list)) and not hasattr(first, '_make') and next(tensors_in(batches), None) is None:
         return _rebuild(first, dict(enumerate(o for b in batches for o in b)))
     parts = [_parts(b) for b in batches]
     names = parts[0]
@@ -177,7 +190,7 @@ def find_bs(
     t: Any = b[0] if type(b) is tuple and b else b  # `yb` nearly always is a tuple that starts with a tensor
     if type(t) is Tensor and t.shape: return t.shape[0]
     if isinstance(t, PackedSequence): return int(t.batch_sizes[0])  # its tensors are as long as all sequences together
-    ts = list(_tensors(b))
+    ts = list(tensors_in(b))
     return next((len(t) for t in ts if t.ndim), 1) if ts else _n_items(b) or 1
 
 
@@ -199,7 +212,7 @@ def n_items(
     if type(t) is Tensor and t.shape: return t.shape[0]
     for o in (*yb, *(xb.values() if isinstance(xb, Mapping) else xb)):
         if isinstance(o, (list, tuple)) and o and all(isinstance(i, Mapping) for i in o): return len(o)
-        if isinstance(o, PackedSequence) or any(t.ndim for t in _tensors(o)): return find_bs(o)
+        if isinstance(o, PackedSequence) or any(t.ndim for t in tensors_in(o)): return find_bs(o)
         if isinstance(o, (list, tuple)) and (n := _n_items(o)): return n
     return 1
 

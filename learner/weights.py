@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-__all__ = ['unwrapped', 'clean', 'named_params', 'weights_of', 'loose_buffers', 'versions_of', 'with_versions',
-           'put_weights', 'tied', 'misfits', 'model_path']
+__all__ = ['unwrapped', 'clean', 'named_params', 'named_layers', 'weights_of', 'loose_buffers', 'versions_of',
+           'with_versions', 'put_weights', 'tied', 'misfits', 'model_path']
 
 inside = dict(DistributedDataParallel='module', DataParallel='module', OptimizedModule='_orig_mod')  # class → its model
 
@@ -54,6 +54,17 @@ def named_params(
     "All parameters by their clean names"
     for prefix, m, cleaned in _parts(model, loss_func):
         for name, p in m.named_parameters(): yield prefix+cleaned(name), p
+
+
+def named_layers(
+    model: nn.Module,
+) -> Iterator[tuple[str, nn.Module]]:
+    "All modules by their clean names, each once, as the author's: what is inside a wrapper stands for it"
+    inner, seen = unwrapped(model), set()
+    cleaned = _cleaner(inner)
+    for name, m in inner.named_modules():
+        if (m := unwrapped(m)) not in seen: yield cleaned(name), m
+        seen.add(m)
 
 
 def weights_of(

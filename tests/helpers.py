@@ -30,7 +30,7 @@ def synth_learner(cbs=None, n=2, n_valid=1, bs=8, shuffle=False, model=None, lr=
     "A linear regression, by default silent, on `n` training and `n_valid` validation batches"
     torch.manual_seed(0)
     kwargs.setdefault('default_cbs', dict(progress=None))
-    return Learner(dls or synth_dls(n, n_valid, bs, shuffle), model or RegModel(),
+    return Learner(dls or synth_dls(n, n_valid, bs, shuffle), RegModel() if model is None else model,
                    kwargs.pop('loss_func', nn.functional.mse_loss), cbs=cbs, lr=lr, **kwargs)
 
 

@@ -1,5 +1,7 @@
 """Any nn.Module: requirements N1 to N4, N9, N28, N29, N31 to N33, by their numbers."""
 import weakref
+from functools import partial
+from warnings import catch_warnings
 
 import pytest
 import torch
@@ -7,8 +9,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from learner.callback import Callback
-from learner.events import CancelFitException
+from learner.events import (CancelBatchException, CancelEpochException, CancelFitException, CancelTrainException,
+                            CancelValidException)
+from learner.learner import Learner
 from tests.helpers import RegModel, raises, synth_learner, weights
+
+
+find = dict(num_it=3, end_lr=1., stop_div=False, show_plot=False, suggest_funcs=None)
 
 
 class Pinned(nn.Sequential):
@@ -33,20 +40,33 @@ def test_n01_modes_are_switched_by_the_models_own_methods():
 
     assert model.calls[:2] == [True, False] and stats.equal(model[1].running_mean)
 
-@pytest.mark.parametrize('ex', [None, CancelFitException, ValueError, KeyboardInterrupt])
-def test_n02_modes_come_back(ex):
-    "Every module's mode is as before after fit and validate, however they end"
+@pytest.mark.parametrize('run', [lambda learn: learn.fit(1), Learner.validate, lambda learn: learn.lr_find(**find)],
+                         ids=['fit', 'validate', 'lr_find'])
+@pytest.mark.parametrize('ex', [
+    None, ValueError, KeyboardInterrupt, CancelFitException, CancelEpochException, CancelTrainException,
+    CancelValidException, CancelBatchException])
+@pytest.mark.parametrize('when', [True, False], ids=['training', 'evaluating'])
+def test_n02_modes_come_back(run, ex, when):
+    "Every module's mode is as before after fit, validate and lr_find, wherever and however they end"
     model = bn_net().eval()
     model[0].train()
-    learn = synth_learner(model=model)
+    learn = synth_learner(Callback(after_loss=raises(ex, when)) if ex else None, model=model)
     modes = [m.training for m in model.modules()]
 
-    with pytest.warns(UserWarning, match='in eval mode as a whole, and all of it is trained'):
-        try: learn.fit(1, cbs=Callback(after_loss=raises(ex)) if ex else None)
-        except (ValueError, KeyboardInterrupt): pass
-    learn.validate()
+    with catch_warnings(action='ignore'):  # that a model in eval mode as a whole is trained
+        try: run(learn)
+        except (ValueError, KeyboardInterrupt, RuntimeError): pass
 
     assert [m.training for m in model.modules()] == modes
+
+def test_n02_a_model_in_eval_mode_is_trained():
+    "A model that is in eval mode as a whole is trained as a whole, which is told, and is in eval mode afterwards"
+    learn, modes = synth_learner(model=bn_net().eval()), []
+    learn.add_cb(Callback(before_batch=lambda cb: modes.append({m.training for m in cb.model.modules()})))
+
+    with pytest.warns(UserWarning, match='in eval mode as a whole, and all of it is trained'): learn.fit(1)
+
+    assert modes == [{True}, {True}, {False}] and not any(m.training for m in learn.model.modules())
 
 def test_n03_a_frozen_batch_norm_stays_frozen():
     "A submodule put in eval by hand keeps its statistics bit for bit, and the user is told, once"
@@ -73,12 +93,21 @@ def test_n04_validation_returns_to_the_exact_modes():
 
     assert modes == [[True, False, True]]
 
-def test_n09_a_model_without_parameters_is_validated_but_not_fitted():
-    "No parameters: validate works; fit says that there is nothing to fit"
-    learn = synth_learner(model=nn.Identity())
+class Plain(nn.Module):
+    "Has a buffer only"
+    def __init__(self): super().__init__(); self.register_buffer('scale', torch.ones(1))
+    def forward(self, x): return x*self.scale
+
+@pytest.mark.parametrize('make', [nn.Identity, Plain])
+def test_n09_a_model_without_parameters_is_validated_but_not_fitted(make, tmp_path):
+    "No parameters: validate, save and load work; fit and lr_find say that there is nothing to fit"
+    learn = synth_learner(model=make(), path=tmp_path)
 
     assert learn.validate()['valid_loss'] > 0
-    with pytest.raises(ValueError, match='`Identity` has no parameters'): learn.fit(1)
+    learn.load(learn.save('m'))
+    learn.save_state('s')
+    with pytest.raises(ValueError, match=f'`{make.__name__}` has no parameters'): learn.fit(1)
+    with pytest.raises(ValueError, match=f'`{make.__name__}` has no parameters'): learn.lr_find(**find)
 
 def test_n29_the_model_is_never_copied_or_replaced():
     "`learn.model` is the very model that was given, also while it trains"
@@ -127,6 +156,22 @@ def test_n33_validate_before_fit_changes_nothing():
     b.fit(2)
 
     assert all(p.equal(q) for p, q in zip(weights(a), weights(b)))
+
+@pytest.mark.parametrize('when,nth', [(True, 1), (True, 2), (False, 1)])
+@pytest.mark.parametrize('event', ['before_batch', 'after_loss', 'before_step', 'after_step'])
+def test_n33_a_fit_after_a_failed_one(when, nth, event):
+    "Once the weights are put back, a fit after one that failed is what it is on a fresh model: nothing else was left"
+    learn, fresh = (synth_learner(model=RegModel(), lr=.1, opt_func=partial(torch.optim.SGD, lr=.1)) for _ in range(2))
+    start = {k: v.clone() for k, v in learn.model.state_dict().items()}
+    fresh.model.load_state_dict(start)
+
+    if not when and 'step' in event: event = 'after_batch'
+    with pytest.raises(ValueError): learn.fit(2, cbs=Callback(**{event: raises(ValueError, when, nth)}))
+    learn.model.load_state_dict(start)
+    for one in (learn, fresh): one.fit(2)
+
+    assert all(p.equal(q) for p, q in zip(weights(learn), weights(fresh)))
+    assert learn.recorder.raw_losses == fresh.recorder.raw_losses
 
 def test_n28_errors_inside_the_model_are_shown():
     "An AttributeError raised in the model's own code is reported as it is"

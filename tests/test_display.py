@@ -8,7 +8,7 @@ import pytest
 
 from learner import display
 from learner.display import (Bar, Live, LogLive, NotebookLive, TerminalLive, display_mode, new_live, set_display,
-                             show_table)
+                             show_result, show_table)
 
 nan = float('nan')
 row = {'epoch': 0, 'train_loss': .5, 'valid_loss': nan, 'time': 61.2}
@@ -314,3 +314,20 @@ def test_times_in_rows(seconds, shown, capsys):
     finally: set_display('auto')
 
     assert capsys.readouterr().out.split() == ['time', shown]
+
+
+# ---- results
+
+@pytest.mark.parametrize('mode, interactive, shown', [
+    ('terminal', False, 'a table\n'), ('log', False, 'a table\n'), ('notebook', False, ''), ('off', False, ''),
+    ('terminal', True, ''), ('log', True, '')])
+def test_results_are_printed_in_scripts(mode, interactive, shown, stdout, monkeypatch):
+    "What is returned to be read is printed, unless a notebook or an interactive session shows it"
+    if interactive: monkeypatch.setattr(sys, 'ps1', '>>> ', raising=False)
+    else: monkeypatch.delattr(sys, 'ps1', raising=False)
+    out = stdout()
+    set_display(mode)
+
+    show_result('a table')
+
+    assert out.getvalue() == shown

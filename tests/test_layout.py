@@ -14,24 +14,27 @@ package = root/'learner'
 
 # A file imports from the levels below its own; what several files need lies below all of them.
 levels = [
-    '''events every files hypers interrupt keep loss_value models modes optimizers order plain plan schedules splitters
-       tensors transfer utils weights workers''',
-    'callback checks data display frame host loader losses measure metrics optim plot skmetrics state',
+    '''events every files hooks hypers interrupt keep layers loss_value models modes optimizers order outputs plain
+       plan schedules splitters tensors transfer utils weights workers''',
+    '''callback calls checks data display findings frame host loader losses measure metrics optim plot sizes
+       skmetrics state''',
     'learner',
-    '''callbacks.checkpoint callbacks.csv_logger callbacks.finetune callbacks.fits callbacks.lr_find callbacks.preview
-       callbacks.progress callbacks.recorder callbacks.resume callbacks.save callbacks.saved_state callbacks.schedule
-       callbacks.series callbacks.show callbacks.signals callbacks.torch_schedule callbacks.tracker
-       callbacks.training no_trace''',
+    '''callbacks.checkpoint callbacks.csv_logger callbacks.doctor callbacks.finetune callbacks.fits callbacks.hook
+       callbacks.look callbacks.lr_find callbacks.preview callbacks.progress callbacks.recorder callbacks.resume
+       callbacks.save callbacks.saved_state callbacks.schedule callbacks.series callbacks.show callbacks.signals
+       callbacks.stats callbacks.summary callbacks.torch_schedule callbacks.tracker callbacks.training no_trace''',
     '__init__ all',
 ]
 # All imports within a level: a file, and those it builds on.
 same_level = {
-    'events': 'utils', 'files': 'utils', 'interrupt': 'events', 'modes': 'utils',
+    'events': 'utils', 'files': 'utils', 'hooks': 'layers tensors weights', 'interrupt': 'events', 'modes': 'utils',
     'host': 'callback state', 'checks': 'optim', 'frame': 'optim state', 'data': 'loader losses', 'metrics': 'measure',
     'plot': 'display', 'skmetrics': 'measure',
-    'callbacks.checkpoint': 'callbacks.tracker', 'callbacks.recorder': 'callbacks.series',
+    'sizes': 'loader',
+    'callbacks.checkpoint': 'callbacks.tracker', 'callbacks.doctor': 'callbacks.look no_trace',
+    'callbacks.summary': 'no_trace', 'callbacks.recorder': 'callbacks.series',
     'callbacks.resume': '''callbacks.checkpoint callbacks.progress callbacks.saved_state callbacks.schedule''',
-    'callbacks.signals': 'callbacks.checkpoint',
+    'callbacks.signals': 'callbacks.checkpoint', 'callbacks.stats': 'callbacks.hook',
     'callbacks.finetune': 'callbacks.fits callbacks.schedule', 'callbacks.fits': 'callbacks.schedule',
     'callbacks.lr_find': 'callbacks.recorder no_trace',
     'callbacks.preview': 'callbacks.schedule callbacks.torch_schedule',

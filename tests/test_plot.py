@@ -1,9 +1,10 @@
 """plot.py draws on the axes it is given, and shows every point where it belongs."""
 import matplotlib
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from learner.plot import plot_loss
+from learner.plot import plot_histogram, plot_layers, plot_loss
 
 matplotlib.use('Agg')
 nan = float('nan')
@@ -76,3 +77,69 @@ def test_plot_loss_refuses_unknown_batches(ax):
     "Validation losses without the batches they belong to are an error, not a guess"
     with pytest.raises(ValueError, match="2 values of `valid_loss`, but 0 `iters`"):
         plot_loss(losses, valid_losses=[1., 2.], ax=ax)
+
+
+# ---- layers
+
+series = {'mean': np.array([[1., 5.], [2., nan], [3., 7.]]), 'update_ratio': np.full((3, 2), .1)}
+
+
+def test_plot_layers():
+    "Each series has axes of its own with a line a layer, at the numbers of the batches; ratios are on a log axis"
+    axs = Figure().subplots(1, 2)
+
+    result = plot_layers(series, [0, 10, 20], ['a', 'b.c'], axs)
+
+    assert result is axs and [(ax.get_title(), ax.get_yscale(), ax.get_xlabel()) for ax in axs] == [
+        ('mean', 'linear', 'batch'), ('update ratio', 'log', 'batch')]
+    assert str(drawn(axs[0])) == str({'a': [(0, 1.), (10, 2.), (20, 3.)], 'b.c': [(0, 5.), (10, nan), (20, 7.)]})
+    assert [t.get_text() for t in axs[1].get_legend().get_texts()] == ['a', 'b.c']
+
+
+@pytest.mark.parametrize('n, legend', [(12, True), (13, False)])
+def test_plot_layers_of_many(n, legend):
+    "Lines go from dark to light; a legend of more than a dozen would hide the picture"
+    axs = plot_layers(dict(std=np.ones((2, n))), [0, 1], [f'l{i}' for i in range(n)], [Figure().subplots()])
+
+    light = [sum(line.get_color()[:3]) for line in axs[0].lines]
+    assert light[0] == min(light) and light[-1] == max(light) and len(set(light)) == n
+    assert (axs[0].get_legend() is not None) == legend
+
+
+def test_plot_layers_of_odd_names_and_ratios(ax):
+    "The model itself, and names that matplotlib would leave out, are in the legend; no ratio above 0 needs no log axis"
+    plot_layers(dict(update_ratio=np.zeros((2, 2))), [0, 1], ['', '_fc'], [ax])
+
+    assert [t.get_text() for t in ax.get_legend().get_texts()] == ['(the model)', '(_fc)']
+    assert ax.get_yscale() == 'linear'
+
+
+def test_plot_layers_refuses_other_axes(ax):
+    "Another number of axes is an error that names the series"
+    with pytest.raises(ValueError, match='1 axes for 2 series: mean, upd'): plot_layers(series, [0], ['a'], [ax])
+
+
+def test_plot_histogram(ax):
+    "Batches go from left to right, values upward between the given ends, and colour is the log of counts"
+    counts = np.array([[0, 1, 2], [3, 4, 5]])
+
+    result = plot_histogram(counts, [3, 13, 23], (-10., 10.), 'activation', 'conv', ax)
+
+    image, = ax.images
+    assert result is ax and image.get_extent() == [3, 33, -10, 10] and image.origin == 'lower'
+    assert np.array_equal(image.get_array(), np.log1p(counts))
+    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title()) == ('batch', 'activation', 'conv')
+
+
+@pytest.mark.parametrize('draw', [lambda: plot_layers(series, [0, 1, 2], ['a', 'b']),
+                                  lambda: [plot_histogram(np.ones((2, 2)), [0, 1], (0, 1))],
+                                  lambda: [plot_histogram(np.empty((2, 0)), [], (0, 1))]])
+def test_layers_make_axes(draw):
+    "Without axes they make their own, which can be drawn, also without a batch"
+    import matplotlib.pyplot as plt
+    axs = draw()
+
+    axs[0].figure.canvas.draw()
+
+    assert all(ax.figure is axs[0].figure for ax in axs)
+    plt.close('all')

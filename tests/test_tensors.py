@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
-from learner.tensors import (concat, describe, exact_device, find_bs, forward_keys, map_tensors, pinned, split_batch,
+from learner.tensors import (concat, describe, exact_device, find_bs, flat_numbers, forward_keys, map_tensors, pinned,
+                             split_batch, tensors_in,
                              to_detach, to_device)
 
 x, y = torch.arange(12.).view(4, 3), torch.arange(4)
@@ -268,3 +269,21 @@ def test_forward_keys(model, keys):
 def test_forward_keys_of_a_compiled_model():
     "`torch.compile` does not hide what `forward` takes"
     assert forward_keys(torch.compile(Net(), backend='eager')) == {'b', 'c'}
+
+
+@pytest.mark.parametrize('t, numbers', [
+    (torch.tensor([[1, 2], [3, 4]]), [1, 2, 3, 4]), (torch.tensor([1+2j]), [1, 2]), (torch.tensor(5.).half(), [5]),
+    (torch.sparse_coo_tensor([[1, 1, 0]], [1., 2, 4], (3,), check_invariants=False), [4, 3]),
+    (torch.nested.nested_tensor([[1., 2], [3.]], layout=torch.jagged), [1, 2, 3]), (torch.empty(0, 3), [])],
+    ids=['matrix', 'complex', 'half', 'sparse', 'nested', 'empty'])
+def test_the_numbers_of_any_tensor(t, numbers):
+    "One flat float tensor: both parts of complex numbers, what a sparse tensor stores with duplicates added"
+    flat = flat_numbers(t)
+
+    assert flat.dtype == torch.float32 and flat.tolist() == numbers
+
+def test_tensors_are_found_at_any_depth():
+    "In order, depth first; what is no tensor is left out"
+    a, b, c = torch.zeros(3, 1)
+
+    assert [*map(id, tensors_in([a, dict(x=(b, 'no'), y=[c]), 3]))] == [id(a), id(b), id(c)]

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 from ..callback import Callback
 from ..frame import current_opt
 from ..hypers import value_at
+from ..layers import running_norms
 from ..learner import Learner
 from ..schedules import combined_cos
 from ..splitters import shape
@@ -150,7 +151,7 @@ class BnFreeze(Callback):
     kept: Any = ()  # numbers of the layers that this epoch's training leaves in eval, though they were not before
 
     def before_train(self):
-        layers = [*self._layers()]
+        layers = self._layers()
         frozen = [m for m, is_frozen in layers if is_frozen]
         if layers and not frozen and self.train_bn and any(not p.requires_grad for p in self.opt.all_params()): warn(
             "BnFreeze keeps nothing: the normalisation layers of frozen groups are trained; `Learner(train_bn=False)` "
@@ -165,14 +166,7 @@ class BnFreeze(Callback):
         self.kept = []
 
     def _layers(self):  # with statistics, and whether they are frozen
-        for top in self.modules:
-            for name, m in top.named_modules():
-                if getattr(m, 'running_mean', None) is not None: yield m, _is_frozen(top, name)
-
-
-def _is_frozen(top, name):
-    while not (ps := [*top.get_submodule(name).parameters()]) and name: name = name.rpartition('.')[0]
-    return not any(p.requires_grad for p in ps)
+        return [pair for m in self.modules for pair in running_norms(m)]
 
 
 @patch

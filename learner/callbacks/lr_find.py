@@ -2,7 +2,7 @@
 import math
 from bisect import bisect_left
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from keyword import iskeyword
 from numbers import Integral
@@ -14,14 +14,11 @@ from fastcore.basics import patch
 from fastcore.foundation import L
 
 from ..callback import Callback
-from ..checks import check_fit
 from ..display import Bar
 from ..events import CancelEpochException, CancelFitException
-from ..frame import fit_frame
 from ..hypers import per_group, stack_readings
-from ..interrupt import stop_error
 from ..learner import Learner
-from ..no_trace import no_trace
+from ..no_trace import trial
 from ..plot import plot_lr_find, show_figure
 from ..schedules import sched_exp
 from ..utils import warn
@@ -192,8 +189,7 @@ def lr_find(self: Learner,
     `state_dict`, data that a dataset changes, and what is outside the process.
     Raises: ValueError, TypeError or RuntimeError, before training, if anything does not fit."""
     funcs = [] if suggest_funcs is None else L(suggest_funcs)
-    _check(num_it, self.dls.train.dl, funcs)
-    check_fit(self, 1, 0, None)
+    _check(num_it, funcs)
     curve = _sweep(self, LRFinder(start_lr, end_lr, num_it, stop_div))
     lrs, losses = curve['lrs'], curve['losses']
     found = _suggested(funcs, lrs, np.array(losses), num_it)
@@ -207,16 +203,8 @@ def lr_find(self: Learner,
 
 
 def _sweep(learn, finder):
-    try:
-        with fit_frame(learn):
-            with no_trace(learn):
-                learn.n_epoch, learn.epoch, learn.n_steps = finder.num_it, 0, None
-                learn._fit('lr_find', None, None, finder, False)
-            if (late := stop_error(learn, learn._stop.take())): raise late  # it came while things were put back
-    except KeyboardInterrupt as e:
-        where = f"lr_find stopped after {finder.i} of {finder.num_it} iterations; the Learner is as it was before"
-        if str(e).startswith('stopped'): e.args = (where,)  # the loop's own words are for a fit
-        else: e.add_note(where)
+    try: trial(learn, finder, finder.num_it, 'lr_find', lambda: f'{finder.i} of {finder.num_it} iterations')
+    except KeyboardInterrupt:
         _remember(learn, finder)
         raise
     return _remember(learn, finder)
@@ -239,14 +227,11 @@ def suggested_lrs(
     return cls(*values)
 
 
-def _check(num_it, dl, funcs):
+def _check(num_it, funcs):
     if odd := [f for f in funcs if not callable(f)]:
         raise TypeError(f"lr_find: `suggest_funcs` has {odd[0]!r}; give functions, as `valley`, without quotes")
     if not isinstance(num_it, Integral) or num_it < 2:
         raise ValueError(f"lr_find: `num_it` is {num_it!r}; give a number of iterations, 2 or more")
-    if isinstance(dl, Iterator): raise ValueError(
-        f"lr_find would use up the training loader, a `{type(dl).__name__}` that can be iterated only once: give a "
-        "DataLoader or a list")
 
 
 def _suggested(funcs, lrs, losses, num_it):  # by name: a rate for each group and the loss there, or None

@@ -23,7 +23,7 @@ from ..weights import (clean, misfits, model_path, named_params, put_weights, ti
 __all__ = []
 
 checksum = 'learner.digest'  # of the tensors: its key in the metadata of a safetensors file
-opt_parts = 'state', 'param_groups', 'hypers', 'kind', 'groups'  # of `Optimizer.state_dict`
+opt_parts = 'state', 'param_groups', 'hypers', 'kind', 'groups', 'types'  # of `Optimizer.state_dict`
 
 
 # ---- saving

@@ -117,9 +117,10 @@ def _load(learn, state, allow, source):
     if learn._scope: raise RuntimeError("a state cannot be loaded within a fit: `fit(resume=file)` begins with it")
     if not isinstance(state, dict) or 'counters' not in state: raise ValueError(
         f"{source} is no state of a Learner; `learn.load` takes weights")
-    current_opt(learn)
+    if state.get('opt'): current_opt(learn)
     found = differences(learn, state)
     refuse({k: found[k] for k in ('model', 'optimizer') if k in found}, allow, source)
+    if not state.get('opt') and 'optimizer' not in L(allow): learn.opt = None  # as it was then: the next fit makes one
     put_back(learn, state, allow)
     learn.keep_grads = False
     return learn

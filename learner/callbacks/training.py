@@ -1,5 +1,5 @@
 """What changes a training step: gradient clipping."""
-import torch
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ..callback import Callback
 
@@ -9,8 +9,8 @@ __all__ = ['GradientClip']
 class GradientClip(Callback):
     """Scales all gradients down, just before each step, so that their total norm is at most `max_norm`
 
-    They are those of the optimizer's parameters; the norm is that of all of them together, by torch's own
-    `clip_grad_norm_`, which does not wait for the device.
+    They are those of the optimizer's parameters; the norm is that of all of them together, by what torch's
+    own `clip_grad_norm_` is made of, which does not wait for the device; sparse gradients are clipped too.
     Raises: ValueError if `max_norm` or `norm_type` is not above 0.
     Order: after mixed precision (10), which unscales the gradients."""
     order = 11
@@ -25,4 +25,8 @@ class GradientClip(Callback):
         self.max_norm, self.norm_type = max_norm, norm_type
 
     def before_step(self):
-        torch.nn.utils.clip_grad_norm_(self.opt.all_params(), self.max_norm, self.norm_type)
+        ps = [p for p in self.opt.all_params() if p.grad is not None]
+        for p in ps:
+            if p.grad.is_sparse: p.grad = p.grad.coalesce()  # so that each of its values is there once
+        norm = get_total_norm([p.grad.values() if p.grad.is_sparse else p.grad for p in ps], self.norm_type)
+        clip_grads_with_norm_(ps, self.max_norm, norm)

@@ -40,6 +40,7 @@ from torch.utils.data import DataLoader
 from learner import Learner
 from learner.callback import Callback
 from learner.callbacks.progress import ProgressCallback
+from learner.callbacks.stats import ActivationStats, GradientStats
 from learner.display import TerminalLive
 from learner.loader import Loader
 from learner.optim import Adam
@@ -77,6 +78,10 @@ def fits(opt_func, work, k, cbs=None):  # the same by a Learner
     net, loss_func, loader, n_epoch = work
     learn = Learner((loader(k), None), net(), loss_func, opt_func, lr=1e-3, cbs=cbs)
     return lambda: learn.fit(n_epoch)
+
+
+def watched(stats, hist, k):  # with a look at one in ten batches
+    return fits(Adam, digits, k, cbs=stats(hist, every=10))
 
 
 def one_cycles(opt_func, work, k):  # with a schedule of learning rate and momentum
@@ -129,6 +134,9 @@ def own_pairs():
              1.15, 100),
         Pair("ready batches, SGD, 10 idle callbacks, to a Learner without", learn_sgd,
              partial(learn_sgd, cbs=[Callback]*10), 1.),
+        *(Pair(f"ready digits, our Adam, {stats.__name__}{' with histograms'*hist} of one in ten batches, to a Learner "
+               "without", partial(fits, Adam, digits), partial(watched, stats, hist), 1.1, 100)
+          for stats in (ActivationStats, GradientStats) for hist in (False, True)),
         Pair("items one by one without a model, the plan of batches to a torch DataLoader", item_loader, planned_items,
              1.02, 500)]
 

@@ -41,6 +41,27 @@ def test_a_state_is_a_copy(tmp_path):
     assert before == first == learn.state_hash() != after
 
 
+def test_a_state_without_an_optimizer_comes_back(tmp_path):
+    "Taken before the first fit, it brings back that there was no optimizer, and so no momentum"
+    learn = noisy_learner(tmp_path, cbs=Counts)
+    learn.opt = None
+    state, before = learn.state_dict(), learn.state_hash()
+    learn.fit(1, 1e-2)
+    changed = learn.state_hash()
+
+    learn.load_state_dict(state)
+
+    assert learn.opt is None and learn.state_hash() == before != changed
+
+
+def test_a_model_without_parameters_has_a_state(tmp_path):
+    "Saved and loaded like another"
+    learn = synth_learner(model=nn.Identity(), path=tmp_path)
+    learn.save_state('s')
+
+    assert learn.load_state('s') is learn
+
+
 def test_a_state_goes_on_alike(tmp_path):
     "Two fits after the same state are the same, in this process or with another Learner"
     learn = noisy_learner(tmp_path)

@@ -1,0 +1,88 @@
+"""`learn.doctor()`: a short look at a fit that changes nothing, and a table of what may be wrong with it.
+
+Two trials without a trace: a few batches, in which look.py measures gradients, updates, outputs, inputs and times; and
+one batch again and again, on which the loss should fall. findings.py has the limits, and judges."""
+from numbers import Integral
+from typing import Any
+
+from fastcore.basics import patch
+from torch import Tensor
+
+from ..display import say, show_result, text_table
+from ..findings import Seen, findings, limits
+from ..layers import is_frozen
+from ..learner import Learner
+from ..modes import restore_modes, snapshot_modes, train_mode
+from ..no_trace import no_trace, trial
+from ..plot import plot_look, show_figure
+from ..tensors import map_tensors
+from ..utils import optional
+from .look import Clock, Look, Quiet, Repeat
+
+__all__ = []  # a method of the Learner only
+
+n_repeats = 30  # of one batch
+columns = 'finding', 'where', 'measured', 'usual', 'try'
+
+
+class _Again:
+    "A loader that gives copies of one batch, since callbacks may change it in place"
+    def __init__(self, b, n): self.b, self.n = b, n
+    def __len__(self): return self.n
+    def __iter__(self): return (map_tensors(Tensor.clone, self.b) for _ in range(self.n))
+
+
+@patch
+def doctor(self: Learner,
+    n_batches: int = 10,                # training batches to look at
+    lr: float|slice|list|None = None,   # learning rate, as for `fit`; None: `self.lr`
+    plot: bool = False,                 # also draw gradients and updates by layer, and the loss on one batch
+) -> Any:  # a pandas DataFrame: `finding`, `where`, `measured`, `usual`, `try`; empty if nothing was found
+    """Train a few batches without a trace, and tell what may be wrong
+
+    Parameters that never get a gradient or that the optimizer lacks, dead units, vanishing and exploding gradients,
+    updates out of proportion to the weights, batch normalisation of single items, a loss that is not finite or does not
+    fall on one batch that is repeated, outputs that cannot match the loss, inputs that are not normalised, modules left
+    in eval, slow data. `learner.findings.limits` has the limits with their sources.
+    Raises: what a fit would raise, unless it is a finding; ValueError if `n_batches` is not 2 or more."""
+    if not isinstance(n_batches, Integral) or isinstance(n_batches, bool) or n_batches < 2: raise ValueError(
+        f"doctor: n_batches={n_batches!r}; give a number of batches, 2 or more")
+    seen = _examine(self, n_batches, lr)
+    found = findings(seen)
+    rate = self.lr if lr is None else lr
+    count = f"{len(found) or 'nothing'}{' thing'*(len(found) == 1)}{' things'*(len(found) > 1)}"
+    say(f"learn.doctor: {count} found in {seen.n_batches} batches with a learning rate of {rate}")
+    if found: show_result(text_table(columns, found, range(len(columns))))
+    if plot: show_figure(plot_look(seen.gradients, seen.ratios, limits['update_ratio'].value, seen.repeated)[0])
+    return optional('pandas', 'learn.doctor').DataFrame(found, columns=columns)
+
+
+def _examine(learn, n, lr) -> Seen:
+    clock, in_eval = Clock(), _left_in_eval(learn)
+    look, again = Look(n, clock), Repeat()
+    try: trial(learn, [Quiet, clock, look], n, 'doctor', lambda: f'{look.done} of {n} batches', lr)
+    except ValueError:
+        if not look.single: raise  # torch refuses to normalise a single item
+    seen = look.seen()
+    seen.in_eval, seen.last_of_one = in_eval, _last_of_one(learn.dls.train)
+    if seen.bad_loss is None and not seen.single:
+        batches = _Again(_first_batch(learn), n_repeats)
+        trial(learn, [Quiet, again], 1, 'doctor', lambda: f'{len(again.losses)} of {n_repeats} repeats', lr, batches)
+        seen.repeated = [float(loss) for loss in again.losses if loss is not None]
+    return seen
+
+
+def _first_batch(learn):
+    with no_trace(learn): return learn.dls.one_batch()
+
+
+def _left_in_eval(learn):  # unless they are frozen, and so on purpose
+    model, modes = learn.model, snapshot_modes(learn.model)
+    try: names = train_mode(model) if model.training else []  # a model wholly in eval is trained wholly
+    finally: restore_modes(modes)
+    return [name for name in names if not is_frozen(model, name)]
+
+
+def _last_of_one(train):  # will an epoch's last batch have one item?
+    try: return train.bs > 1 and len(train.sampler) == (len(train)-1)*train.bs + 1
+    except (AttributeError, TypeError): return False  # nobody knows
