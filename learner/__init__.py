@@ -36,7 +36,10 @@ from .callbacks.training import GradientClip
 from .hooks import Hook, Hooks, find_modules, hook_input, hook_inputs, hook_output, hook_outputs
 from .callbacks.hook import HookCallback
 from .callbacks.stats import ActivationStats, GradientStats
-from .callbacks import doctor as doctor
+from .callbacks import doctor as doctor, rehearse as rehearse
+from .callbacks.control import ShortEpochCallback, SkipToEpoch, TimeLimit
+from .callbacks.profile import ProfilerCallback, Timer
+from . import resampled as resampled
 from .callbacks.summary import Summary, layer_info
 from .layers import (Module, ParameterModule, children_and_parameters, flatten_model, has_params, requires_grad,
                      set_bn_eval, total_params)
@@ -79,6 +82,7 @@ __all__ = [
     'TrackerCallback', 'SaveModelCallback', 'EarlyStoppingCallback', 'GradientClip',
     'Every', 'Checkpoint', 'SignalCallback', 'DamagedFile',
     'Hook', 'Hooks', 'hook_output', 'hook_outputs', 'hook_input', 'hook_inputs', 'find_modules', 'HookCallback',
+    'ShortEpochCallback', 'TimeLimit', 'SkipToEpoch', 'Timer', 'ProfilerCallback',
     'ActivationStats', 'GradientStats', 'Summary', 'layer_info', 'Module', 'ParameterModule', 'has_params',
     'requires_grad', 'total_params', 'children_and_parameters', 'flatten_model', 'set_bn_eval', 'dummy_eval',
     'in_channels', 'model_sizes', 'num_features_model',

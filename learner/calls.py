@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .hooks import Hooks
+from .hooks import Hooks, can_hook
 from .layers import is_leaf
 from .tensors import tensors_in
 
@@ -50,7 +50,8 @@ class Calls:
         f: Callable[[], Any],  # runs the model
     ) -> None:
         "Run `f` with hooks on the modules"
-        with Hooks(self.names, self._begin, detach=False, pre=True), Hooks(self.names, self._end, detach=False): f()
+        ms = [m for m in self.names if can_hook(m)]
+        with Hooks(ms, self._begin, detach=False, pre=True), Hooks(ms, self._end, detach=False): f()
 
     def _begin(self, m, inputs):
         call = Call(m, inputs, self.mark())
@@ -63,7 +64,8 @@ class Calls:
         call.end, call.output = self.mark(), _shapes(output)
         for t in tensors_in(output):
             if t.layout is not torch.strided or t.is_nested: continue
-            memory = StorageWeakRef(t.untyped_storage())
+            try: memory = StorageWeakRef(t.untyped_storage())
+            except NotImplementedError: continue  # within `vmap` it has none of its own
             if memory not in self.given: call.n_bytes += n_bytes(t)
             self.given.add(memory)
 
@@ -99,10 +101,10 @@ def shapes_text(
 
     Example:
     >>> shapes_text([(4, 5), (6,), (6,)])
-    '(4, 5), 2 of (6,)'
+    '(4, 5), 2 × (6,)'
     """
     runs = [(shape, len([*same])) for shape, same in groupby(shapes)]
-    return ', '.join(f'{shape}' if n == 1 else f'{n} of {shape}' for shape, n in runs)
+    return ', '.join(f'{shape}' if n == 1 else f'{n} × {shape}' for shape, n in runs)
 
 
 def n_bytes(

@@ -1,6 +1,6 @@
 """Bad input gets a clear error before training starts."""
+from collections import deque
 from collections.abc import Iterator
-from functools import partial
 from itertools import islice
 from numbers import Integral
 from typing import Any
@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from .layers import registries
 from .optim import missing_params
 from .tensors import describe
 from .utils import warn
 from .weights import clean, unwrapped
 
-__all__ = ['check_fit', 'check_trained', 'batch_note']
+__all__ = ['check_fit', 'check_trained', 'end_first_step', 'unseen', 'batch_note']
 
-containers = list, tuple, dict
+containers: Any = list, tuple, dict, set, frozenset, deque
 
 
 def check_fit(
@@ -62,39 +63,58 @@ def check_trained(
         more = f" and {len(names)-5} more" if len(names) > 5 else ''
         warn(f"not trained, since the optimizer was made without them: {', '.join(names[:5])}{more}; `learn.splitter` "
              "says what it gets, `learn.create_opt()` makes it anew; `requires_grad_(False)` marks what is to stay so")
-    if names := [n for n in _unseen(learn) if n not in learn.opt.told]:
+    if names := [n for n in unseen(learn) if n not in learn.opt.told]:
         learn.opt.told |= {*names}
-        warn(f"not trained, since torch does not see what is in a plain list, tuple or dict: {', '.join(names[:5])}"
+        warn(f"not trained, since torch does not see what is in a plain list, tuple, dict …: {', '.join(names[:5])}"
              f"{f' and {len(names)-5} more'*(len(names) > 5)}; use `nn.ModuleList`, `nn.ModuleDict` or "
              "`nn.ParameterList`; `requires_grad_(False)` marks what is to stay so")
-    vars(learn.opt)['step'] = partial(_first_step, learn.opt)
+    if 'no gradient' not in learn.opt.told and not isinstance(vars(learn.opt).get('step'), _FirstStep):
+        vars(learn.opt)['step'] = _FirstStep(learn.opt)
 
 
-def _first_step(opt):  # of an epoch, which also looks whether it changes anything
-    vars(opt).pop('step', None)  # the steps after it are made by the class's own method
-    if 'no gradient' not in opt.told and all(p.grad is None for p in opt.all_params()):
-        opt.told |= {'no gradient'}
-        warn("the first step changes nothing, since no parameter of the optimizer has a gradient: none of them took "
-             "part in the loss")
-    opt.step()
+class _FirstStep:
+    "Stands in place of `step` for one step of an epoch, and looks whether it changes anything"
+    def __init__(self, opt): self.opt, self.own = opt, vars(opt).get('step')  # what a user has put there
+
+    def __call__(self):
+        end_first_step(self.opt)
+        if all(p.grad is None for p in self.opt.all_params()):
+            self.opt.told |= {'no gradient'}
+            warn("the first step changes nothing, since no parameter of the optimizer has a gradient: none of them "
+                 "took part in the loss")
+        self.opt.step()
 
 
-def _unseen(learn) -> Iterator[str]:  # where trainable ones are that neither a module nor the optimizer has registered
+def end_first_step(
+    opt: Any,  # an Optimizer
+) -> None:
+    "Let it step as ever"
+    if isinstance(look := vars(opt).get('step'), _FirstStep):
+        del opt.step
+        if look.own is not None: opt.step = look.own
+
+
+def unseen(
+    learn: Any,  # the Learner, with an optimizer
+) -> Iterator[str]:
+    "Where trainable parameters are that neither a module nor the optimizer has: in a plain list, tuple, dict, set …"
     known = {*learn.opt.opts, *(p for m in learn.modules for p in m.parameters())}
     for top in map(unwrapped, learn.modules):
         for name, m in top.named_modules():
             for attr, v in vars(m).items():
-                entries = _entries(v, 2) if isinstance(v, containers) and v else ()
-                for keys, o in islice(entries, 1000):  # no walk through data that a module may have
-                    ps = o.parameters() if isinstance(o, nn.Module) else [o]*isinstance(o, nn.Parameter)
+                if attr in registries: continue
+                for keys, o in islice(_entries(v, 3), 1000):  # no walk through data that a module may have
+                    ps = nn.Module.parameters(o) if isinstance(o, nn.Module) else [o]*isinstance(o, nn.Parameter)
                     if any(p.requires_grad and p not in known for p in ps):
                         path = '.'.join(filter(None, [type(top).__name__, clean(name), attr]))
                         yield path + ''.join(f'[{k!r}]' for k in keys)
 
 
 def _entries(o, depth) -> Iterator[tuple[list, Any]]:  # what a container holds, each with its keys
-    if not depth or not isinstance(o, containers): return
-    for k, v in o.items() if isinstance(o, dict) else enumerate(o):
+    kind = next((k for k in containers if isinstance(o, k)), None)
+    if not depth or kind is None: return
+    # by the methods of `kind`: those of a subclass may load things, or be forbidden
+    for k, v in [*dict.items(o)] if kind is dict else enumerate([*kind.__iter__(o)]):
         yield [k], v
         yield from (([k, *more], inner) for more, inner in _entries(v, depth-1))
 

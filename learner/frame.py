@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .checks import end_first_step
 from .events import CancelException, LoopState, scopes
 from .interrupt import deferred_interrupt, free_frames, frees_memory
 from .keep import kept
@@ -112,6 +113,7 @@ def ready_opt(
         learn.opt.zero_grad()
         try: yield
         finally:
+            end_first_step(learn.opt)
             if wd is not None: learn.opt.set_hyper('wd', learn.opt.own_wd)
 
 

@@ -12,11 +12,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from .gradients import GradientWatch
 from .layers import has_params, is_leaf
-from .tensors import map_tensors, tensors_in, to_detach
+from .tensors import map_tensors, to_detach
 from .weights import named_layers, unwrapped
 
-__all__ = ['Hook', 'Hooks', 'hook_output', 'hook_outputs', 'hook_input', 'hook_inputs', 'find_modules', 'is_compiled']
+__all__ = ['Hook', 'Hooks', 'hook_output', 'hook_outputs', 'hook_input', 'hook_inputs', 'find_modules', 'is_compiled',
+           'can_hook']
 
 
 # ---- compiled code does not see hooks
@@ -44,6 +46,13 @@ def is_compiled(
     return any(type(m).__name__ == 'OptimizedModule' or m._compiled_call_impl is not None for m in model.modules())
 
 
+def can_hook(
+    m: nn.Module,
+) -> bool:
+    "Does it call hooks, as all but TorchScript does?"
+    return not isinstance(m, torch.jit.ScriptModule)
+
+
 # ---- one hook
 
 def _nothing(*args): "What a hook is in a copy of its module"
@@ -56,76 +65,6 @@ class _OnModule:
     def __init__(self, f): self.f = f
     def __call__(self, *args): return self.f(*args)
     def __reduce__(self): return _make_nothing, ()
-
-
-class _BackwardCall:
-    """Collects the gradients of one call of a module, each tensor's as it was when the module got or gave it
-
-    It holds no tensor and no node of the graph: they hold it, and such a circle would never be freed."""
-    def __init__(self, f):
-        self.f, self.sizes, self.wanted = f, {}, set()
-        self.found: Any = None  # in this backward pass: gradients by place, None once `f` has been told
-        self.backward_pass = -1
-
-    def watch_inputs(self, args, kwargs):  # as views, whose gradients come through this module alone
-        views: dict[int, Tensor] = {}
-        def view(t):
-            if id(t) not in views: views[id(t)] = _alias(t) if t.requires_grad else t
-            return views[id(t)]
-        args, kwargs = map_tensors(view, (args, kwargs))
-        self._watch('inputs', [*tensors_in((args, kwargs))])
-        return args, kwargs
-
-    def watch_outputs(self, output):  # a leaf, as a parameter is, outlives the graph, and would keep what is put on it
-        output = map_tensors(lambda t: _alias(t) if t.requires_grad and t.is_leaf else t, output)
-        self._watch('outputs', [*tensors_in(output)])
-        return output
-
-    def _watch(self, which, ts):
-        self.sizes[which] = len(ts)
-        for i, t in enumerate(ts):
-            if not t.requires_grad: continue
-            self.wanted.add((which, i))
-            t.register_hook(partial(self._got, (which, i), None))
-            if _has_base(t): t._base.register_hook(partial(self._got, (which, i), _View(t)))
-
-    def _got(self, place, view, grad):  # of the tensor, or after that of what it is a view of
-        if self.backward_pass != (now := torch._C._current_graph_task_id()):
-            self.backward_pass, self.found = now, {}
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)
-        if self.found is None: return
-        if view is None: self.found[place] = grad
-        elif place not in self.found: self.found[place] = view.of(grad) if view.is_changed() else None
-        if self.found.keys() >= self.wanted: self._tell()
-
-    def _end(self):  # of the pass: what has not come will not
-        if self.found is not None: self._tell()
-
-    def _tell(self):
-        found, self.found = self.found, None
-        asked = min(which for which, _ in self.wanted)  # inputs, if any has a gradient
-        if any(g is not None for (which, _), g in found.items() if which == asked):
-            self.f(*(tuple(found.get((which, i)) for i in range(n)) for which, n in self.sizes.items()))
-
-
-def _alias(t): return t.view_as(t) if t.layout is torch.strided or t.is_nested else t.clone()  # sparse: has no views
-
-
-def _has_base(t):  # whose gradient can stand for its own
-    return t.layout is torch.strided and t._is_view() and not t._base.is_leaf and t._base.dtype == t.dtype
-
-
-class _View:
-    """Where a view is in its base, and whether something in place has come after it
-
-    What changes a view in place is computed from its base, so that the view itself has no gradient any more."""
-    def __init__(self, t):
-        self.place = t.shape, t.stride(), t.storage_offset()-t._base.storage_offset()
-        self.base, self.counter, self.version = (t._base.shape, t._base.stride()), t.detach(), t._version
-        self.counter.data = t.new_empty(0)  # goes on counting changes, and holds no memory
-
-    def is_changed(self): return self.counter._version != self.version
-    def of(self, grad): return grad.new_empty_strided(*self.base).copy_(grad).as_strided(*self.place)
 
 
 class Hook:
@@ -146,8 +85,12 @@ class Hook:
         cpu: bool = False,       # and copied to the CPU, which waits for a GPU
         pre: bool = False,       # before the module runs
     ):
-        if not isinstance(m, nn.Module): raise TypeError(f"Hook: {m!r:.60} is a `{type(m).__name__}`, no nn.Module")
-        if isinstance(m, torch.jit.ScriptModule): raise TypeError(
+        if not isinstance(m, nn.Module): raise TypeError(
+            f"Hook: {str(m):.60} is {'a class' if isinstance(m, type) else f'a `{type(m).__name__}`'}, no module; "
+            "`find_modules(model, 'name' or class)` finds some")
+        if not callable(hook_func): raise TypeError(
+            f"Hook: hook_func={hook_func!r:.60} cannot be called; give a function `f(module, inputs, output)`")
+        if not can_hook(m): raise TypeError(
             f"Hook: `{m.original_name}` is TorchScript, which calls no hooks: hook what it was made from, or what is "
             "around it")
         self.m, self.hook_func, self.is_forward, self.pre = m, hook_func, is_forward, pre
@@ -180,14 +123,14 @@ class Hook:
 
     def _watch_inputs(self, m, args, kwargs):  # before the module may change them in place
         if not torch.is_grad_enabled(): return
-        call = _BackwardCall(self._call)
+        call = GradientWatch(self._call)
         self._under_way.append(call)
         return call.watch_inputs(args, kwargs)
 
     def _watch_outputs(self, m, args, kwargs, output):
         if not torch.is_grad_enabled(): return
         if not self.pre and not self._under_way: return  # another's hook has failed before the one above
-        call = _BackwardCall(self._call) if self.pre else self._under_way.pop()
+        call = GradientWatch(self._call) if self.pre else self._under_way.pop()
         return None if output is None else call.watch_outputs(output)  # None: the module failed
 
     def remove(self) -> None:
@@ -195,6 +138,10 @@ class Hook:
         handles, self._handles = self._handles, []
         for h in handles: h.remove()
         if handles: _uncompiled.leave()
+
+    def __repr__(self) -> str:
+        kind = ('pre-'*self.pre)+('forward' if self.is_forward else 'backward')
+        return f"Hook({type(self.m).__name__}, {kind}, {f'{self.n_calls} calls' if self._handles else 'removed'})"
 
     def __enter__(self) -> Self: return self
     def __exit__(self, *args) -> None: self.remove()
@@ -215,6 +162,8 @@ class Hooks:
     ):
         if isinstance(ms, nn.Module): ms = ms.children() if which is None else find_modules(ms, which).values()
         elif which is not None: raise TypeError(f"Hooks: `which={which!r}` needs a model to look in, not a list")
+        elif isinstance(ms, (str, type)): raise TypeError(
+            f"Hooks: {ms!r:.60} is no module: give modules, or a model and `which={getattr(ms, '__name__', repr(ms))}`")
         self.hooks: list[Hook] = []
         try:
             for m in dict.fromkeys(ms): self.hooks.append(Hook(m, hook_func, is_forward, detach, cpu, pre))
@@ -224,6 +173,7 @@ class Hooks:
 
     @property
     def stored(self) -> list[Any]: "What each keeps"; return [h.stored for h in self.hooks]
+    def __repr__(self) -> str: return f"Hooks({', '.join(map(repr, self.hooks))})"
 
     def remove(self) -> None:
         "Take all of them off; what they store stays"
@@ -300,10 +250,12 @@ def find_modules(
     """Modules of a model by name, each once, in the order in which they were registered
 
     A class finds its subclasses too, a function the modules for which it is true, a list what any of it finds. None
-    finds the modules with parameters and without children. Names are those of the model that was compiled or wrapped.
+    finds the modules with parameters and without children, but not TorchScript, which calls no hooks. Names are those
+    of the model that was compiled or wrapped.
     Raises: ValueError if something finds nothing, TypeError if it cannot."""
     layers = dict(named_layers(model))
-    if which is None: return {name: m for name, m in layers.items() if is_leaf(m) and has_params(m)}
+    if which is None: return {name: m for name, m in layers.items() if is_leaf(m) and has_params(m) and can_hook(m)}
+    if isinstance(which, (list, tuple, set)) and not which: raise ValueError("find_modules: which=[] finds no module")
     found: set[str] = set()
     for one in which if isinstance(which, (list, tuple, set)) else [which]:
         names = {name for name, m in layers.items() if _test(one)(name, m)}
@@ -322,8 +274,10 @@ def _test(which) -> Callable[[str, nn.Module], bool]:
 
 
 def _found_nothing(which, layers, model):
-    if isinstance(which, nn.Module): which = type(which)
-    near = get_close_matches(which, layers, 3) if isinstance(which, str) else []
-    there = ', '.join(f'`{n}`' for n in near or [*layers][1:9])
-    return (f"find_modules: {getattr(which, '__name__', repr(which))} finds no module of `{type(model).__name__}`; "
-            f"{'did you mean' if near else 'it has'} {there}{'?' if near else ''}")
+    name, there = getattr(which, '__name__', repr(which)), [f'`{n}`' for n in layers if n]
+    if isinstance(which, type): there = [*dict.fromkeys(f'`{type(m).__name__}`' for m in layers.values())]
+    near = [f'`{n}`' for n in get_close_matches(which, layers, 3)] if isinstance(which, str) else []
+    listed = ', '.join(near or there[:8])+f' and {len(there)-8} more'*(len(there) > 8 and not near)
+    fails = f'this `{type(which).__name__}` is no' if isinstance(which, nn.Module) else f'{name} finds no'
+    return (f"find_modules: {fails} module of `{type(model).__name__}`; "
+            f"{'did you mean' if near else 'it has'} {listed}{'?' if near else ''}")

@@ -7,7 +7,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 __all__ = ['Module', 'ParameterModule', 'has_params', 'requires_grad', 'total_params', 'is_leaf', 'own_params',
-           'children_and_parameters', 'flatten_model', 'running_norms', 'is_frozen', 'set_bn_eval']
+           'children_and_parameters', 'flatten_model', 'running_norms', 'is_frozen', 'set_bn_eval', 'registries']
 
 registries = [k for k, v in vars(nn.Module()).items() if isinstance(v, (dict, set))]  # of parameters, modules, hooks …
 

@@ -22,7 +22,7 @@ from .loader import untouched
 from .modes import choose_device
 from .optim import Optimizer
 
-__all__ = ['no_trace', 'trial']
+__all__ = ['no_trace', 'trial_frame', 'trial']
 
 plain_types = FunctionType, BuiltinFunctionType, partial, type, ModuleType  # have no state of their own
 
@@ -47,6 +47,26 @@ def no_trace(
     finally: stop.held = False
 
 
+@contextmanager
+def trial_frame(
+    learn: Learner,
+    what: str,                   # what it is for, for messages
+    done: Callable[[], str],     # tells how much has been done, likewise
+):
+    """`no_trace`, and what a fit has around it: Ctrl-C between two batches, and modes and workers put back
+
+    Raises: KeyboardInterrupt if it is stopped, saying that all is as before."""
+    try:
+        with fit_frame(learn):
+            with no_trace(learn): yield
+            if (late := stop_error(learn, learn._stop.take())): raise late  # it came while things were put back
+    except KeyboardInterrupt as e:
+        where = f"{what} stopped after {done()}; the Learner is as it was before"
+        if str(e).startswith('stopped'): e.args = (where,)  # the loop's own words are for a fit
+        else: e.add_note(where)
+        raise
+
+
 def trial(
     learn: Learner,
     cbs: Any,                    # what ends it, and sees what comes of it
@@ -64,18 +84,10 @@ def trial(
         f"{what} would use up the training loader, a `{type(learn.dls.train.dl).__name__}` that can be iterated only "
         "once: give a DataLoader or a list")
     check_fit(learn, 1, 0, None)
-    try:
-        with fit_frame(learn):
-            with no_trace(learn):
-                if batches is not None: learn._dls = as_dls((batches, None))
-                learn.n_epoch, learn.epoch, learn.n_steps = n_epoch, 0, None
-                learn._fit('lr_find', lr, None, cbs, False)
-            if (late := stop_error(learn, learn._stop.take())): raise late  # it came while things were put back
-    except KeyboardInterrupt as e:
-        where = f"{what} stopped after {done()}; the Learner is as it was before"
-        if str(e).startswith('stopped'): e.args = (where,)  # the loop's own words are for a fit
-        else: e.add_note(where)
-        raise
+    with trial_frame(learn, what, done):
+        if batches is not None: learn._dls = as_dls((batches, None))
+        learn.n_epoch, learn.epoch, learn.n_steps = n_epoch, 0, None
+        learn._fit('lr_find', lr, None, cbs, False)
 
 
 def _parts(f):  # the objects that a function is made of

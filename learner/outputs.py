@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ['misfit']
+__all__ = ['misfit', 'is_regression', 'takes_scores']
 
 # of the operation that made an output: what people call it, and the range of its values
 ranges = dict(Sigmoid=('sigmoid', 0, 1), Softmax=('softmax', 0, 1), LogSoftmax=('log-softmax', -inf, 0),
@@ -16,12 +16,12 @@ passing = {'View', 'UnsafeView', 'ReshapeAlias', 'Squeeze', 'Unsqueeze', 'Transp
            'Clone', 'Select', 'Slice'}  # operations that leave the values as they are
 
 # what losses take, by the names of torch's and ours
-takes_scores = {'cross_entropy', 'CrossEntropyLoss', 'CrossEntropyLossFlat', 'FocalLossFlat',
+scores_losses = {'cross_entropy', 'CrossEntropyLoss', 'CrossEntropyLossFlat', 'FocalLossFlat',
                 'LabelSmoothingCrossEntropy', 'LabelSmoothingCrossEntropyFlat'}
-takes_logits = {'binary_cross_entropy_with_logits', 'BCEWithLogitsLoss', 'BCEWithLogitsLossFlat',
+logits_losses = {'binary_cross_entropy_with_logits', 'BCEWithLogitsLoss', 'BCEWithLogitsLossFlat',
                 'multilabel_soft_margin_loss', 'MultiLabelSoftMarginLoss'}
-takes_log_probs = {'nll_loss', 'NLLLoss'}
-takes_values = {'mse_loss', 'MSELoss', 'MSELossFlat', 'l1_loss', 'L1Loss', 'L1LossFlat', 'smooth_l1_loss',
+log_prob_losses = {'nll_loss', 'NLLLoss'}
+values_losses = {'mse_loss', 'MSELoss', 'MSELossFlat', 'l1_loss', 'L1Loss', 'L1LossFlat', 'smooth_l1_loss',
                 'SmoothL1Loss', 'huber_loss', 'HuberLoss'}
 
 
@@ -34,17 +34,34 @@ def misfit(
     if not isinstance(pred, Tensor): return None
     names, op = _names(loss_func), _made_by(pred.grad_fn)
     word, low, high = ranges.get(op, ('', -inf, inf))
-    if names & (takes_logits | takes_scores) and word and not (op == 'LogSoftmax' and names & takes_scores):
-        own = 'sigmoid' if names & takes_logits else 'softmax'
+    if names & (logits_losses | scores_losses) and word and not (op == 'LogSoftmax' and names & scores_losses):
+        own = 'sigmoid' if names & logits_losses else 'softmax'
         return f'{word} before the loss', f'no {word} last: the loss has its {own}'
-    if names & takes_log_probs and op != 'LogSoftmax' and pred.ndim > 1:
+    if names & log_prob_losses and op != 'LogSoftmax' and pred.ndim > 1:
         total = float(pred.detach().float().exp().sum(1).mean())
         if abs(total-1) > .01: return f'probabilities sum to {total:.3g}', 'log_softmax last, or CrossEntropyLoss'
-    if names & takes_values and word and yb and isinstance(yb[0], Tensor) and yb[0].numel():
+    if not (names & values_losses and yb and isinstance(yb[0], Tensor) and yb[0].numel()): return None
+    if pred.shape != yb[0].shape and not any(name.endswith('Flat') for name in names):
+        return f'{list(pred.shape)} against {list(yb[0].shape)}', 'one shape for both, or MSELossFlat'
+    if word:
         least, most = float(yb[0].min()), float(yb[0].max())
         if least < low or most > high: return (
             f'{word}: {low:g} to {high:g}; targets {least:.3g} to {most:.3g}', f'no {word} last, or scale the targets')
     return None
+
+
+def is_regression(
+    loss_func: Any,  # as `misfit` takes it
+) -> bool:
+    "Does it compare values with values?"
+    return bool(_names(loss_func) & values_losses)
+
+
+def takes_scores(
+    loss_func: Any,  # as `misfit` takes it
+) -> bool:
+    "Does it take scores or logits, of which it takes the exponential?"
+    return bool(_names(loss_func) & (scores_losses | logits_losses | log_prob_losses))
 
 
 def _names(f) -> set[str]:

@@ -8,7 +8,7 @@ from .display import display_mode
 from .utils import optional
 
 __all__ = ['plot_loss', 'plot_hypers', 'plot_lr_find', 'plot_layers', 'plot_histogram', 'plot_look',
-           'show_figure']
+           'plot_times', 'show_figure']
 
 
 def plot_loss(
@@ -102,12 +102,15 @@ def plot_layers(
     if len(found) != len(series): raise ValueError(f"{len(found)} axes for {len(series)} series: {', '.join(series)}")
     colours = plt.get_cmap('viridis')(np.linspace(0, .9, len(layers)))
     for ax, (name, values) in zip(found, series.items()):
-        for line, layer, colour in zip(values.T, layers, colours):
+        for i, (line, layer, colour) in enumerate(zip(values.T, layers, colours)):
+            if np.isnan(line).all(): continue
             label = f"({layer or 'the model'})" if layer[:1] in ('', '_') else layer  # else no legend
+            if len(layers) > 12 and i not in (0, len(layers)-1): label = None  # too many to tell apart
             ax.plot(batches, line, label=label, color=colour, marker='.' if len(batches) < 30 else '')
         log = 'ratio' in name and np.any(values > 0)
         ax.set(xlabel='batch', title=name.replace('_', ' '), yscale='log' if log else 'linear')
-    if len(layers) <= 12: found[-1].legend(fontsize='small', loc='center left', bbox_to_anchor=(1, .5))
+    if found[-1].get_legend_handles_labels()[0]:
+        found[-1].legend(fontsize='small', loc='center left', bbox_to_anchor=(1, .5))
     return found
 
 
@@ -119,11 +122,12 @@ def plot_histogram(
     title: str = '',             # above the picture
     ax: Any = None,              # matplotlib axes to draw on; new ones if None
 ) -> Any:                        # the axes
-    "Draw histograms side by side: batches from left to right, values upward, the logarithm of counts as colour"
+    "Draw histograms side by side: batches from left to right, values upward, colour for the logarithm of the shares"
     ax = ax or optional('matplotlib.pyplot', 'plot_histogram').subplots(layout='constrained')[1]
     step = batches[-1]-batches[-2] if len(batches) > 1 else 1
     ends = (batches[0], batches[-1]+step) if len(batches) else (0, 1)
-    ax.imshow(np.log1p(counts), origin='lower', aspect='auto', extent=(*ends, *span), interpolation='nearest')
+    shares = counts/np.maximum(counts.sum(0), 1)*counts.sum(0).max(initial=0)  # an epoch's last batch may have fewer
+    ax.imshow(np.log1p(shares), origin='lower', aspect='auto', extent=(*ends, *span), interpolation='nearest')
     ax.set(xlabel='batch', ylabel=unit, title=title)
     return ax
 
@@ -139,7 +143,7 @@ def plot_look(
     found: Any = optional('matplotlib.pyplot', 'plot_look').subplots(
         1, 3, figsize=(14, 3.5), layout='constrained')[1] if axs is None else axs
     for ax, values, title in zip(found, (gradients, ratios), ('gradient (root mean square)', 'update / weight')):
-        ax.plot(list(values.values()), 'o-')
+        ax.plot(list(values.values()), 'o')
         ax.set(title=title, yscale='log')
         ax.set_xticks(range(len(values)), values, rotation=90, fontsize='small')
     found[1].axhspan(*usual, alpha=.15, color='C2', label='usual')
@@ -147,6 +151,21 @@ def plot_look(
     found[2].plot(losses)
     found[2].set(title='loss on one batch', xlabel='step')
     return found
+
+
+def plot_times(
+    names: Sequence[str],      # what takes the time, in the order in which it happens
+    times: Sequence[float],    # microseconds each
+    ax: Any = None,            # matplotlib axes to draw on; new ones if None
+) -> Any:                      # the axes
+    "Draw where a batch's time goes: a bar each, from the top down"
+    ax = ax or optional('matplotlib.pyplot', 'plot_times').subplots(
+        figsize=(8, 1+.25*len(names)), layout='constrained')[1]
+    ax.barh(range(len(names)), times)
+    ax.set(xlabel='µs a batch')
+    ax.set_yticks(range(len(names)), names)
+    ax.invert_yaxis()
+    return ax
 
 
 def show_figure(

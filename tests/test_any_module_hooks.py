@@ -62,8 +62,9 @@ def test_find_modules_themselves():
 
 @pytest.mark.parametrize('which, message', [
     ('0.cnv', r"'0.cnv' finds no module of `Sequential`; did you mean `0.conv`, `0.conv2`.*\?"),
-    (nn.Conv2d, 'Conv2d finds no module of `Sequential`; it has `0`, `0.conv`'), ('zz*', "'zz\\*' finds no module"),
-    (nn.Linear(1, 1), 'Linear finds no module'), ([nn.ReLU, 'cnv'], "'cnv' finds no module")])
+    (nn.Conv2d, 'Conv2d finds no module of `Sequential`; it has `Sequential`, `Block`'),
+    ('zz*', "'zz\\*' finds no module"), ([nn.ReLU, 'cnv'], "'cnv' finds no module"),
+    (nn.Linear(1, 1), 'this `Linear` is no module of `Sequential`; it has .* and 1 more')])
 def test_nothing_found(which, message):
     "What finds nothing is an error, with near names or what there is, also in a list"
     with pytest.raises(ValueError, match=message): find_modules(net(), which)

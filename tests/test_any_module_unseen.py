@@ -1,11 +1,14 @@
 """Any nn.Module: parameters that torch does not see, and so never trains (requirement N26)."""
+from collections import deque
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from learner.callback import Callback
-from tests.helpers import synth_learner, weights
+from learner.events import CancelStepException
+from tests.helpers import raises, synth_learner, weights
 from tests.loader_helpers import equal
 from tests.test_any_module_odd import Net, compiled
 
@@ -47,10 +50,10 @@ def test_n26_the_place_is_named(top):
 @pytest.mark.parametrize('attrs', [
     lambda m: dict(layers=[m.base]), lambda m: dict(layers=[nn.Linear(1, 1).requires_grad_(False)]),
     lambda m: dict(layers=nn.ModuleList([nn.Linear(1, 1)])), lambda m: dict(layers=[nn.ReLU(), 'a', 1, None]),
-    lambda m: dict(layers=[[[nn.Linear(1, 1)]]]), lambda m: dict(words={str(i): i for i in range(5000)})],
+    lambda m: dict(layers=[[[[nn.Linear(1, 1)]]]]), lambda m: dict(words={str(i): i for i in range(5000)})],
     ids=['registered', 'frozen', 'ModuleList', 'nothing', 'too deep', 'data'])
 def test_n26_nothing_to_tell(attrs):
-    "Not told of: what is registered as well, is frozen, or lies deeper than two containers"
+    "Not told of: what is registered as well, is frozen, or lies deeper than three containers"
     model = Net()
     for k, v in attrs(model).items(): setattr(model, k, v)
 
@@ -95,3 +98,56 @@ def test_n26_the_look_at_the_first_step_is_over_after_it():
     learn.fit(2)
 
     assert seen == [True, False, False]*2 and learn.n_step == 6
+
+
+class Deferred(dict):
+    "Loads what it holds when it is looked at"
+    def items(self): raise RuntimeError('loaded')
+    __iter__ = values = __bool__ = items
+
+def test_n26_containers_that_load_what_they_hold_are_left_alone():
+    "Their own methods are not called"
+    model = Net()
+    model.data = Deferred(a=1)
+
+    synth_learner(model=model).fit(1)
+
+@pytest.mark.parametrize('holder', [lambda m: {m}, lambda m: deque([m]), lambda m: frozenset([m]),
+                                    lambda m: dict(a=[(m,)])])
+def test_n26_other_containers(holder):
+    "Sets, deques, and containers within containers hide as well"
+    model = Net()
+    model.hidden = holder(nn.Linear(1, 1))
+
+    with pytest.warns(UserWarning, match='not trained.*Net.hidden'): synth_learner(model=model).fit(1)
+
+def test_n26_a_module_that_hides_its_parameters_is_not_blamed():
+    "What torch itself has registered is in no plain dict"
+    class Hiding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(1, 1)
+        def parameters(self, *args, **kwargs): return iter(())
+        def named_parameters(self, *args, **kwargs): return iter(())
+    model = Net()
+    model.teacher = Hiding()
+
+    synth_learner(model=model).fit(1)
+
+def test_n26_a_step_of_the_users_own_is_made():
+    "What stands in place of the optimizer's step is called each time, and is there afterwards"
+    learn, n = synth_learner(n=3), []
+    step = learn.create_opt().step
+    learn.opt.step = own = lambda: (n.append(1), step())
+
+    learn.fit(2)
+
+    assert len(n) == 6 and vars(learn.opt)['step'] is own
+
+def test_n26_a_fit_without_a_step_leaves_nothing():
+    "Nor does it warn later"
+    learn = synth_learner(Callback(before_step=lambda cb: raises(CancelStepException)(cb)))
+
+    learn.fit(1)
+
+    assert 'step' not in vars(learn.opt)

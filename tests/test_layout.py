@@ -14,30 +14,35 @@ package = root/'learner'
 
 # A file imports from the levels below its own; what several files need lies below all of them.
 levels = [
-    '''events every files hooks hypers interrupt keep layers loss_value models modes optimizers order outputs plain
-       plan schedules splitters tensors transfer utils weights workers''',
+    '''events every files gradients hooks hypers interrupt keep layers loss_value models modes optimizers order outputs
+       plain plan schedules splitters tensors transfer utils weights workers''',
     '''callback calls checks data display findings frame host loader losses measure metrics optim plot sizes
        skmetrics state''',
     'learner',
-    '''callbacks.checkpoint callbacks.csv_logger callbacks.doctor callbacks.finetune callbacks.fits callbacks.hook
-       callbacks.look callbacks.lr_find callbacks.preview callbacks.progress callbacks.recorder callbacks.resume
+    '''callbacks.checkpoint callbacks.control callbacks.csv_logger callbacks.doctor
+       callbacks.finetune callbacks.fit_call callbacks.fits callbacks.hook callbacks.look callbacks.lr_find
+       callbacks.preview callbacks.profile callbacks.progress callbacks.recorder callbacks.rehearse callbacks.resume
        callbacks.save callbacks.saved_state callbacks.schedule callbacks.series callbacks.show callbacks.signals
-       callbacks.stats callbacks.summary callbacks.torch_schedule callbacks.tracker callbacks.training no_trace''',
+       callbacks.stats callbacks.summary callbacks.torch_schedule callbacks.tracker callbacks.training
+       no_trace resampled''',
     '__init__ all',
 ]
 # All imports within a level: a file, and those it builds on.
 same_level = {
-    'events': 'utils', 'files': 'utils', 'hooks': 'layers tensors weights', 'interrupt': 'events', 'modes': 'utils',
-    'host': 'callback state', 'checks': 'optim', 'frame': 'optim state', 'data': 'loader losses', 'metrics': 'measure',
-    'plot': 'display', 'skmetrics': 'measure',
-    'sizes': 'loader',
-    'callbacks.checkpoint': 'callbacks.tracker', 'callbacks.doctor': 'callbacks.look no_trace',
-    'callbacks.summary': 'no_trace', 'callbacks.recorder': 'callbacks.series',
-    'callbacks.resume': '''callbacks.checkpoint callbacks.progress callbacks.saved_state callbacks.schedule''',
-    'callbacks.signals': 'callbacks.checkpoint', 'callbacks.stats': 'callbacks.hook',
+    'events': 'utils', 'files': 'utils', 'gradients': 'tensors', 'hooks': 'gradients layers tensors weights',
+    'interrupt': 'events', 'modes': 'utils',
+    'checks': 'optim', 'data': 'loader losses', 'frame': 'checks optim state', 'host': 'callback state',
+    'metrics': 'measure', 'plot': 'display', 'sizes': 'loader', 'skmetrics': 'measure',
+    'callbacks.checkpoint': 'callbacks.tracker',
+    'callbacks.doctor': 'callbacks.look no_trace resampled',
     'callbacks.finetune': 'callbacks.fits callbacks.schedule', 'callbacks.fits': 'callbacks.schedule',
     'callbacks.lr_find': 'callbacks.recorder no_trace',
-    'callbacks.preview': 'callbacks.schedule callbacks.torch_schedule',
+    'callbacks.preview': 'callbacks.fit_call callbacks.schedule callbacks.torch_schedule',
+    'callbacks.profile': 'callbacks.control callbacks.fit_call callbacks.rehearse',
+    'callbacks.recorder': 'callbacks.series', 'callbacks.rehearse': 'callbacks.control callbacks.fit_call no_trace',
+    'callbacks.resume': 'callbacks.checkpoint callbacks.progress callbacks.saved_state callbacks.schedule',
+    'callbacks.signals': 'callbacks.checkpoint', 'callbacks.stats': 'callbacks.hook',
+    'callbacks.summary': 'no_trace',
     'callbacks.torch_schedule': 'callbacks.schedule',
     'all': '__init__',
 }

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from learner.losses import BCEWithLogitsLossFlat, CrossEntropyLossFlat, MSELossFlat
-from learner.outputs import misfit
+from learner.outputs import is_regression, misfit
 
 x = torch.linspace(-3, 3, 12).view(4, 3).requires_grad_()*1
 classes = (torch.tensor([0, 1, 2, 0]),)
@@ -54,9 +54,18 @@ def test_log_probabilities_sum_to_one(pred, total):
 @pytest.mark.parametrize('loss', [F.mse_loss, nn.L1Loss(), nn.SmoothL1Loss(), F.huber_loss, MSELossFlat()])
 def test_values_are_within_the_range(loss):
     "Regression: targets outside of what the last activation gives, and none inside"
-    assert misfit(loss, x.sigmoid(), (torch.tensor([0., 5]),)) == (
+    pred = x[0, :2]
+    def targets(*values): return (torch.tensor(values),)
+
+    assert misfit(loss, pred.sigmoid(), targets(0., 5)) == (
         'sigmoid: 0 to 1; targets 0 to 5', 'no sigmoid last, or scale the targets')
-    assert misfit(loss, x.sigmoid(), (torch.tensor([0., 1]),)) is None
-    assert misfit(loss, x.relu(), (torch.tensor([-1., 1]),))
-    assert misfit(loss, x.relu(), (torch.tensor([0., 9]),)) is None
-    assert misfit(loss, x.relu(), ()) is None
+    assert misfit(loss, pred.sigmoid(), targets(0., 1)) is None and misfit(loss, pred, targets(0., 5)) is None
+    assert misfit(loss, pred.relu(), targets(-1., 1)) and misfit(loss, pred.relu(), targets(0., 9)) is None
+    assert misfit(loss, pred.relu(), ()) is None and is_regression(loss) and not is_regression(F.cross_entropy)
+
+def test_shapes_are_the_same():
+    "A column against a row is broadcast to a matrix; losses that flatten do not mind"
+    pred, y = x[:, :1], (torch.zeros(4),)
+
+    assert misfit(nn.MSELoss(), pred, y) == ('[4, 1] against [4]', 'one shape for both, or MSELossFlat')
+    assert misfit(MSELossFlat(), pred, y) is None and misfit(nn.MSELoss(), pred[:, 0], y) is None

@@ -86,3 +86,16 @@ def test_models_own_error():
     with pytest.raises(RuntimeError, match='expected input'): num_features_model(body(nn.Conv2d(3, 5, 1)))
     with pytest.raises(ValueError, match=r'returns \(float32'):
         num_features_model(nn.Sequential(nn.Conv2d(3, 5, 1), nn.MaxPool2d(2, return_indices=True)))
+
+
+def test_a_model_without_parameters_has_no_channels():
+    "The error says so"
+    with pytest.raises(ValueError, match='no convolution'): num_features_model(nn.Sequential(nn.Flatten()))
+
+def test_size_is_without_channels():
+    "A number is a square; the channels are no part of it"
+    conv = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1))
+
+    assert model_sizes(conv, 8) == [(1, 4, 8, 8)]
+    with pytest.raises(ValueError, match='3 numbers for a `Conv2d`; give 2, without the channels'):
+        model_sizes(conv, (3, 8, 8))

@@ -3,10 +3,10 @@
 Two trials without a trace: a few batches, in which look.py measures gradients, updates, outputs, inputs and times; and
 one batch again and again, on which the loss should fall. findings.py has the limits, and judges."""
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 from fastcore.basics import patch
-from torch import Tensor
 
 from ..display import say, show_result, text_table
 from ..findings import Seen, findings, limits
@@ -15,7 +15,7 @@ from ..learner import Learner
 from ..modes import restore_modes, snapshot_modes, train_mode
 from ..no_trace import no_trace, trial
 from ..plot import plot_look, show_figure
-from ..tensors import map_tensors
+from ..resampled import Repeated
 from ..utils import optional
 from .look import Clock, Look, Quiet, Repeat
 
@@ -25,18 +25,11 @@ n_repeats = 30  # of one batch
 columns = 'finding', 'where', 'measured', 'usual', 'try'
 
 
-class _Again:
-    "A loader that gives copies of one batch, since callbacks may change it in place"
-    def __init__(self, b, n): self.b, self.n = b, n
-    def __len__(self): return self.n
-    def __iter__(self): return (map_tensors(Tensor.clone, self.b) for _ in range(self.n))
-
-
 @patch
 def doctor(self: Learner,
     n_batches: int = 10,                # training batches to look at
     lr: float|slice|list|None = None,   # learning rate, as for `fit`; None: `self.lr`
-    plot: bool = False,                 # also draw gradients and updates by layer, and the loss on one batch
+    plot: bool|str|Path = False,        # also draw gradients, updates and the loss on one batch; or a file for that
 ) -> Any:  # a pandas DataFrame: `finding`, `where`, `measured`, `usual`, `try`; empty if nothing was found
     """Train a few batches without a trace, and tell what may be wrong
 
@@ -51,9 +44,13 @@ def doctor(self: Learner,
     found = findings(seen)
     rate = self.lr if lr is None else lr
     count = f"{len(found) or 'nothing'}{' thing'*(len(found) == 1)}{' things'*(len(found) > 1)}"
-    say(f"learn.doctor: {count} found in {seen.n_batches} batches with a learning rate of {rate}")
+    kinds = f" ({', '.join(dict.fromkeys(f.finding for f in found))})" if found else ''
+    say(f"learn.doctor: {count} found in {seen.n_batches} batches with a learning rate of {rate}{kinds}")
     if found: show_result(text_table(columns, found, range(len(columns))))
-    if plot: show_figure(plot_look(seen.gradients, seen.ratios, limits['update_ratio'].value, seen.repeated)[0])
+    if plot:
+        ax = plot_look(seen.gradients, seen.ratios, limits['update_ratio'].value, seen.repeated)[0]
+        if plot is not True: ax.figure.savefig(plot)
+        show_figure(ax)
     return optional('pandas', 'learn.doctor').DataFrame(found, columns=columns)
 
 
@@ -61,14 +58,19 @@ def _examine(learn, n, lr) -> Seen:
     clock, in_eval = Clock(), _left_in_eval(learn)
     look, again = Look(n, clock), Repeat()
     try: trial(learn, [Quiet, clock, look], n, 'doctor', lambda: f'{look.done} of {n} batches', lr)
-    except ValueError:
-        if not look.single: raise  # torch refuses to normalise a single item
+    except Exception as e:
+        in_model = any(n.startswith('raised by the model') for n in getattr(e, '__notes__', ()))
+        if in_model: e.add_note("`learn.summary()` tells in which layer")
+        failed = in_model and look.single and 'more than 1 value per channel' in str(e)  # a finding
+        if not failed: raise
+    else: failed = False
+    if not look.done and not failed: raise RuntimeError("doctor: a callback ended the fit before its first batch")
     seen = look.seen()
     seen.in_eval, seen.last_of_one = in_eval, _last_of_one(learn.dls.train)
-    if seen.bad_loss is None and not seen.single:
-        batches = _Again(_first_batch(learn), n_repeats)
+    if seen.bad_loss is None and not failed:
+        batches = Repeated([_first_batch(learn)], n_repeats)
         trial(learn, [Quiet, again], 1, 'doctor', lambda: f'{len(again.losses)} of {n_repeats} repeats', lr, batches)
-        seen.repeated = [float(loss) for loss in again.losses if loss is not None]
+        if again.made_steps: seen.repeated = [float(loss) for loss in again.losses if loss is not None]
     return seen
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from ..callback import Callback
 from ..display import say
 from ..hooks import Hooks, find_modules, is_compiled
+from ..utils import warn
 
 __all__ = ['HookCallback', 'check_every']
 
@@ -43,6 +44,10 @@ class HookCallback(Callback):
     Raises: TypeError or ValueError if there is no `hook`, for an odd `every`, and at the start of a fit if `modules`
     finds nothing."""
     run_valid = False
+    modules: Any = None               # these four also where a subclass has an `__init__` of its own
+    every = 1
+    options: dict[str, bool] = {}
+    open: Any = ()                    # the batch whose hooks are on, within it an evaluation's
     names: dict[nn.Module, str] = {}  # of the modules
     told = False  # that nothing runs compiled
 
@@ -60,9 +65,21 @@ class HookCallback(Callback):
         if hook is not None: self.hook = hook
         if not callable(vars(self).get('hook') or getattr(type(self), 'hook', None)): raise TypeError(
             f"{self} has no `hook` to call: give `hook=f`, or write a method `hook(self, m, inputs, output)`")
-        self.open: list[_Watched] = []
 
-    def before_fit(self): self.names = {m: name for name, m in find_modules(self.model, self.modules).items()}
+    def before_fit(self):
+        self.open = []
+        self.names = {m: name for name, m in find_modules(self.model, self.modules).items()}
+
+    def before_train(self):  # other modules may have been put in
+        try: names = {m: name for name, m in find_modules(self.model, self.modules).items()}
+        except ValueError as e: return warn(f"{self}: {e}: nothing is hooked from epoch {self.epoch} on")
+        if names.keys() != self.names.keys(): self.changed(names)
+
+    def changed(self,
+        names: dict[nn.Module, str],  # of the modules now
+    ) -> None:
+        "The model has other modules than at the start of the fit: these are hooked from now on"
+        self.names = names
 
     def before_batch(self):
         if (self.learn.train_iter if self.training else self.iter) % self.every: return

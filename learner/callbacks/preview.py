@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 from fastcore.basics import patch
-from fastcore.foundation import L
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..checks import check_fit
 from ..frame import current_opt, set_rates
 from ..host import as_callback
 from ..hypers import stack_readings
@@ -17,6 +15,7 @@ from ..keep import kept
 from ..learner import Learner
 from ..plot import plot_hypers
 from ..utils import replacing
+from .fit_call import fit_calls
 from .schedule import Scheduler
 from .torch_schedule import quiet
 
@@ -33,23 +32,13 @@ def simulate_sched(self: Learner,
 
     Raises: what the fit would raise before training; ValueError if `fit` is no fit method."""
     readings: list = []
-    def dry_fit(n_epoch, lr=None, wd=None, cbs=None, reset_opt=False, start_epoch=0, n_steps=None, *_):  # all of it
-        check_fit(self, n_epoch, start_epoch, n_steps)
-        cbs = [cb for cb in map(as_callback, L(cbs)) if isinstance(cb, Scheduler)]
-        now = dict(n_epoch=n_epoch, epoch=start_epoch, n_steps=n_steps, stepped=True, n_step=self.n_step, train_iter=0,
-                   final_record=None, _rates=dict(lr=lr, wd=wd))
-        with self.added_cbs(cbs), replacing(self, **now), _stand_ins(self, current_opt(self, reset_opt)):
-            readings.extend(_dry_run(self))
-    name = fit if isinstance(fit, str) else getattr(fit, '__name__', '')
-    if not (name == 'fine_tune' or name.startswith('fit')) or not hasattr(self, name):
-        raise ValueError(f"simulate_sched: {fit!r} is no fit method; give one, as `learn.fit_one_cycle`, or its name")
-    own = {k: vars(self)[k] for k in ('fit',) if k in vars(self)}
     with replacing(self, opt=self.opt):
-        vars(self)['fit'] = dry_fit
-        try: getattr(self, name)(*args, **kwargs)
-        finally:
-            del vars(self)['fit']
-            vars(self).update(own)
+        for call in fit_calls(self, 'simulate_sched', fit, args, kwargs):
+            cbs = [cb for cb in map(as_callback, call.cbs) if isinstance(cb, Scheduler)]
+            now = dict(n_epoch=call.n_epoch, epoch=call.start_epoch, n_steps=call.n_steps, stepped=True,
+                       n_step=self.n_step, train_iter=0, final_record=None, _rates=dict(lr=call.lr, wd=call.wd))
+            with self.added_cbs(cbs), replacing(self, **now), _stand_ins(self, current_opt(self, call.reset_opt)):
+                readings.extend(_dry_run(self))
     return stack_readings(readings)
 
 

@@ -3,6 +3,7 @@
 What a batch gives is computed on the device and stays there until somebody looks, so that recording never waits for a
 GPU; all layers of all batches come over in one copy."""
 from collections.abc import Sequence
+from itertools import chain
 from numbers import Integral
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..hooks import find_modules
 from ..layers import own_params
 from ..plot import plot_histogram, plot_layers
 from ..tensors import flat_numbers, tensors_in
-from ..utils import optional
+from ..utils import optional, warn
 from .hook import HookCallback, check_every
 
 __all__ = ['LayerStats', 'ActivationStats', 'GradientStats']
@@ -35,7 +36,8 @@ def _norm(ts: list[Tensor]) -> Tensor: return torch.linalg.vector_norm(torch.cat
 class LayerStats(Callback):
     """What ActivationStats and GradientStats have in common: the record, as a table and as pictures
 
-    It begins anew with each fit, and a checkpoint keeps it. A layer that gives nothing in a batch has NaN there."""
+    It begins anew with each fit, and a checkpoint keeps it. A layer that gives nothing in a batch has NaN there.
+    Raises: TypeError if `with_hist` is neither True nor False."""
     run_in = {'fit'}
     run_valid = False
     columns: Sequence[str] = ('mean', 'std', 'near_zero')
@@ -45,13 +47,20 @@ class LayerStats(Callback):
 
     def __init__(self,
         with_hist: bool = False,  # histograms too
-    ): self.with_hist = with_hist
+    ):
+        if not isinstance(with_hist, bool): raise TypeError(
+            f"{self}: with_hist={with_hist!r}; give True or False, and the layers as `modules=`")
+        self.with_hist = with_hist
 
     def _begin(self, layers):
         self.layers: list[str] = list(layers)  # names, as the model has them
         self.marks: list[tuple] = []           # epoch, and batches done in the fit, of each record
         self.values: list[Tensor] = []         # of each record, `(n_layers, n_columns)`, on the device
         self.hists: list[Tensor] = []          # likewise `(n_layers, n_bins)`, counts
+
+    def _tell_changed(self, names):  # of the layers now: those of the same name go on
+        if new := [n for n in names if n not in self.layers]: warn(
+            f"{self}: not recorded, since they were not there when the fit began: {', '.join(new)}")
 
     def _scaled(self, x: Tensor) -> Tensor: "What a histogram is made of"; return x
 
@@ -77,7 +86,9 @@ class LayerStats(Callback):
     def _index(self, layer):
         if isinstance(layer, str) and layer in self.layers: return self.layers.index(layer)
         if isinstance(layer, Integral) and -len(self.layers) <= int(layer) < len(self.layers): return int(layer)
-        raise KeyError(f"{self}: no layer {layer!r}; there are {len(self.layers)}: {', '.join(self.layers)}")
+        if not self.layers: raise KeyError(f"{self} has recorded nothing yet: fit with it first")
+        raise KeyError(f"{self}: no layer {layer!r}; give a position from 0 to {len(self.layers)-1}, or a name: "
+                       f"{', '.join(map(repr, self.layers))}")
 
     def _read(self):  # `(n_batches, n_layers, n_columns)`
         if not self.values: return np.empty((0, len(self.layers), len(self.columns)))
@@ -93,7 +104,7 @@ class LayerStats(Callback):
         return optional('pandas', f'{self}.table').DataFrame({**frame, **dict(numbers)})
 
     def layer_stats(self,
-        layer: int|str,    # its number, negative from the end, or its name
+        layer: int|str,    # its position in `layers`, negative from the end, or its name
     ) -> list[np.ndarray]:  # for each of `columns` the values, batch by batch
         """What was recorded of one layer: means, standard deviations, shares near zero …
 
@@ -101,7 +112,7 @@ class LayerStats(Callback):
         return [*self._read()[:, self._index(layer)].T]
 
     def hist(self,
-        layer: int|str,  # its number, negative from the end, or its name
+        layer: int|str,  # its position in `layers`, negative from the end, or its name
     ) -> np.ndarray:     # counts, `(n_bins, n_batches)`, lowest values first
         """The histogram of one layer's values, batch by batch; what lies outside of `bins` is in the outermost
 
@@ -111,7 +122,7 @@ class LayerStats(Callback):
         return torch.stack(self.hists)[:, i].T.cpu().numpy() if self.hists else np.empty((self.bins[2], 0), int)
 
     def color_dim(self,
-        layer: int|str,   # its number, negative from the end, or its name
+        layer: int|str,   # its position in `layers`, negative from the end, or its name
         ax: Any = None,   # matplotlib axes to draw on; new ones if None
     ) -> Any:             # the axes
         """Draw the histograms of one layer: batches from left to right, values upward, the log of counts as colour
@@ -150,7 +161,8 @@ class LayerStats(Callback):
 class ActivationStats(LayerStats, HookCallback):
     """Records how the outputs of layers are spread: mean, standard deviation, share within 0.05 of zero, and histograms
 
-    Of an output with several tensors the first counts, of a layer that runs several times in a batch the last.
+    The record begins anew with each fit. Of an output with several tensors the first counts, of a layer that runs
+    several times in a batch the last.
     Raises: as HookCallback."""
     order = -20
     near = .05             # fastai's
@@ -171,6 +183,10 @@ class ActivationStats(LayerStats, HookCallback):
         HookCallback.before_fit(self)
         self._begin(self.names.values())
 
+    def changed(self, names):
+        self.names = names
+        self._tell_changed(names.values())
+
     def hook(self,
         m: nn.Module,   # that has run
         *values: Any,   # what a Hook gives: its inputs and output, or gradients
@@ -188,7 +204,7 @@ class GradientStats(LayerStats):
     They are those of the parameters that a module has itself, all together, before any clipping: mean, standard
     deviation, share within 1e-8 of zero (Adam's eps, below which its steps shrink), and histograms of their powers of
     ten. `update_ratio` is the norm of what a step really changes over the norm of the weights; some 1e-3 is usual.
-    For the batches recorded the weights are there twice.
+    The record begins anew with each fit. For the batches recorded the weights are there twice.
     Raises: ValueError or TypeError for an odd `every`, and at the start of a fit if `modules` finds no parameters.
     Order: after mixed precision (10), which unscales the gradients, before clipping (11)."""
     order = 10.5
@@ -208,13 +224,21 @@ class GradientStats(LayerStats):
         self._begin([])
 
     def before_fit(self):
+        self._find()
+        self._begin(self.params)
+
+    def before_train(self):  # other modules may have been put in
+        old = self.params
+        self._find()
+        if {*map(id, chain(*old.values()))} != {*map(id, chain(*self.params.values()))}: self._tell_changed(self.params)
+
+    def _find(self):
         modules, seen = find_modules(self.model, own_params if self.modules is None else self.modules), set()
         self.params: dict[str, list[nn.Parameter]] = {}  # by layer; one that is shared is the first's
         for name, m in modules.items():
             if own := [p for p in own_params(m).values() if p not in seen]: self.params[name] = own
             seen.update(own)
         if not self.params: raise ValueError(f"{self}: none of {', '.join(modules)} has parameters of its own")
-        self._begin(self.params)
 
     def before_step(self):
         if self.learn.n_step % self.every: return

@@ -23,7 +23,7 @@ from ..calls import Calls, flop_counter, layer_by_layer, n_bytes, shapes_text
 from ..display import html_table, show_result, text_table
 from ..events import CancelBatchException
 from ..frame import current_opt
-from ..hooks import is_compiled
+from ..hooks import can_hook, is_compiled
 from ..layers import is_leaf, own_params
 from ..learner import Learner
 from ..no_trace import no_trace
@@ -52,7 +52,21 @@ def _timed(names, device, forward) -> tuple[dict[nn.Module, float], float]:
             median(costs({model: ''})[model] for _ in range(n_timed)))
 
 
-class _Look(Callback):
+def _counted(names, forward) -> tuple[Calls, dict[nn.Module, int], int|None]:  # with multiply-adds
+    with flop_counter() as counter:
+        calls = Calls(names, counter.get_total_flops)
+        try: calls.run(forward)
+        except Exception: pass
+        else: return calls, calls.costs(lambda a, b: (b-a)//2), counter.get_total_flops()//2
+    calls = Calls(names, lambda: 0)  # perhaps it is the counter, as where a forward computes gradients
+    try: calls.run(forward)
+    except Exception as e:
+        e.add_note(f'summary: {calls.where()}')
+        raise
+    return calls, {}, None
+
+
+class SummaryLook(Callback):
     """Runs the model in an evaluation's place, and cancels the batch: there is no loss
 
     Order: last, so that the batch is as the others leave it."""
@@ -70,15 +84,9 @@ class _Look(Callback):
         lazy = {m for m in names if any(map(is_lazy, m.parameters(recurse=False)))}
         def forward(): self.learn._in_context(self.learn._forward)
         with layer_by_layer():
-            with flop_counter() as counter:
-                calls = Calls(names, counter.get_total_flops)
-                try: calls.run(forward)
-                except Exception as e:
-                    e.add_note(f'summary: {calls.where()}')
-                    raise
+            calls, adds, total = _counted(names, forward)
             ms, whole = _timed(names, self.device, forward) if self.times else ({}, None)
-        self.found = _Found(calls, lazy, calls.costs(lambda a, b: (b-a)//2), counter.get_total_flops()//2, ms, whole,
-                            describe(self.xb), n_items(self.xb, self.yb))
+        self.found = _Found(calls, lazy, adds, total, ms, whole, describe(self.xb), n_items(self.xb, self.yb))
         raise CancelBatchException
 
 
@@ -86,7 +94,7 @@ class _Found(NamedTuple):
     calls: Calls
     lazy: set[nn.Module]             # modules that were lazy
     adds: dict[nn.Module, int]       # multiply-adds of each module itself
-    total_adds: int
+    total_adds: int|None             # None: torch's counter cannot count in this model
     ms: dict[nn.Module, float]       # empty: not timed
     total_ms: float|None
     batch: str
@@ -119,7 +127,8 @@ def _rows(found) -> Iterator[dict[str, Any]]:
                    trained=_trained(own.values()), multiply_adds=found.adds.get(m) or None,
                    mib=sum(map(n_bytes, [] if unknown else new))/MiB + sum(c.n_bytes for c in mine)/MiB)
         if found.ms: row['ms'] = found.ms.get(m, math.nan)
-        calls_note = [] if len(mine) == 1 else [f'called {len(mine)} times' if mine else 'not called']
+        unseen = 'not called' if can_hook(m) else 'TorchScript: not seen into'
+        calls_note = [] if len(mine) == 1 else [f'called {len(mine)} times' if mine else unseen]
         yield row | {'note': ', '.join(calls_note + ['lazy']*(m in found.lazy) + tied)}
 
 
@@ -132,13 +141,15 @@ def _look(learn, xb, times, then=lambda found: None) -> tuple[Any, Any]:
     """The table, and what `then` makes of what was found while it lasts
 
     Raises: ValueError if that would use up the loader."""
+    if not isinstance(times, bool): raise TypeError(
+        f"summary: times={times!r}; give True or False: shapes are those of a training batch, and need no size")
     pd = optional('pandas', 'summary')
     if not xb and isinstance(learn.dls.train.dl, Iterator): raise ValueError(
         f"summary would use up the training loader, a `{type(learn.dls.train.dl).__name__}` that can be iterated only "
         "once: give a DataLoader or a list, or the inputs of a batch, to `layer_info(learn, *xb)`")
     with no_trace(learn):
         if xb: learn._split = partial(_put_inputs, learn)
-        look = _Look(times)
+        look = SummaryLook(times)
         learn.validate(dl=[xb or learn.dls.one_batch()], cbs=look)
         if look.found is None: raise RuntimeError("summary: a callback cancelled the batch before the model got it")
         table = pd.DataFrame([*_rows(look.found)]).astype({'params': 'Int64', 'multiply_adds': 'Int64'})
@@ -205,6 +216,7 @@ def summary(self: Learner,
 ) -> Summary:             # shows itself in a notebook; in a script it is printed
     """Show the model's layers with shapes, parameters and cost for a training batch, and how it is trained
 
+    In a script it is printed, so that nothing more is needed.
     The batch passes through the callbacks and the model as in an evaluation; `layer_info` says what is in the table.
     The Learner is left as it was, also by an error in the model, which has a note that says which layer it reached.
     Raises: ValueError if that would use up the training loader; RuntimeError if a callback cancels the batch."""
@@ -220,8 +232,11 @@ def _facts(learn, found) -> dict[str, str]:
     outputs = sum(c.n_bytes for c in found.calls.all)
     facts = {'parameters': f'{n:,}: {n_trained:,} trained, {n-n_trained:,} frozen' +
                            (f'; not counted: {n_lazy} lazy ones that this batch did not reach' if n_lazy else ''),
-             'multiply-adds': f'{found.total_adds:,} a batch, {found.total_adds/max(found.bs, 1):,.0f} an item',
-             'memory': f'parameters {sum(map(n_bytes, ps))/MiB:.2f} MiB, outputs {outputs/MiB:.2f} MiB a batch',
+             'multiply-adds': "torch's counter cannot count them in this model" if found.total_adds is None else (
+                 f'{found.total_adds:,} a batch, {found.total_adds/max(found.bs, 1):,.0f} an item'),
+             'memory': f"parameters {sum(map(n_bytes, ps))/MiB:.2f} MiB, layers' outputs {outputs/MiB:.2f} MiB a batch"
+                       "; above, MiB is both",
+             'buffers': f'{sum(b.numel() for b in learn.model.buffers() if not is_lazy(b)):,}',
              'batch': f'of {found.bs}: {found.batch}'}
     if found.total_ms is not None: facts['time'] = (f'{found.total_ms:.2f} ms a batch on {learn.device}, in eval mode' +
                                                     (', not compiled' if is_compiled(learn.model) else ''))
@@ -240,5 +255,5 @@ def _training(learn) -> dict[str, str]:  # how the model is trained
     for flag, told in (('no', 'frozen'), ('partly', 'partly frozen')):
         found = [f'group {i}' for i, t in enumerate(trained) if t == flag]
         if found: groups.append(f"{told}: {', '.join(found)}")
-    kind = type(opt.opt).__name__ + ('' if made else ', made by the first fit')
+    kind = f"{type(opt.opt).__name__}, lr {learn.lr}" + ('' if made else ', made by the first fit')
     return {'groups': '; '.join(groups), 'optimizer': kind, **names}

@@ -128,6 +128,7 @@ class SaveModelCallback(TrackerCallback):
     state = (*TrackerCallback.state, 'has_saved', 'last_saved_path')
     not_hashed = ('last_saved_path',)  # the folder may be another
     has_saved = False                  # is the best model in the file?
+    begun = False                      # has this fit reached it? One that was cancelled before has saved nothing
     last_saved_path: Path|None = None  # what was written last
 
     def __init__(self,
@@ -150,6 +151,7 @@ class SaveModelCallback(TrackerCallback):
         same = [cb for cb in self.learn.cbs if isinstance(cb, SaveModelCallback) and cb.fname == self.fname
                 and bool(cb.every_epoch) == bool(self.every_epoch)]
         if len(same) > 1: raise ValueError(f"{len(same)} of {self} write to `{self.fname}`: give each its own `fname`")
+        self.begun = True
         if self.reset_on_fit: self.has_saved = False
         if not (self.every_epoch or self.at_end): super().before_fit()
 
@@ -162,12 +164,14 @@ class SaveModelCallback(TrackerCallback):
             self.has_saved = self.has_saved or self.new_best
 
     def after_fit(self):
-        if self.learn.paused: return  # a request has stopped it, and it can be gone on with
+        if self.learn.paused or not self.begun: return  # a request has stopped it, and it can be gone on with
         if self.at_end: self._save(self.fname)
         elif self.has_saved: self._load()
         elif not self.every_epoch and self.recorder.values: warn(
             f"{self}: no model was saved, since `{self.monitor}` gave no new best or it failed, so none is loaded: the "
             "weights are those of the last epoch")
+
+    def cleanup_fit(self): self.begun = False
 
     def _save(self, name):
         try: self.last_saved_path = self.learn.save(name, with_opt=self.with_opt)

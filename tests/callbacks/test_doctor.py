@@ -9,7 +9,8 @@ from sklearn.datasets import load_digits
 from torch import nn, optim
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from learner import BnFreeze, Callback, CancelFitException, DataLoaders, Learner, default_split, set_seed
+from learner import (BnFreeze, Callback, CancelFitException, CancelStepException, DataLoaders, Learner, default_split,
+                     set_seed)
 from learner.findings import limits
 from tests.helpers import RegModel, raises, synth_learner
 
@@ -92,19 +93,35 @@ def dead_units(x, y):
     with torch.no_grad(): learn.model[0].bias[:60] = -100
     return learn
 
-def vanishing_gradients(x, y): return learner_of(mlp(64, *[50]*7, 10, act=nn.Sigmoid), x, y)
-
-def exploding_gradients(x, y):
-    learn = learner_of(mlp(64, *[50]*8, 10), x, y)
-    for m in learn.model:
-        if isinstance(m, nn.Linear): nn.init.normal_(m.weight)
+def gradient_of_0(x, y):
+    learn = learner_of(mlp(64, 32, 32, 10), x, y)
+    with torch.no_grad(): learn.model[2].bias[:] = -100
     return learn
 
-def updates_too_large(x, y): return learner_of(cnn(), x, y, lr=1e-2)
+class Listed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.rest = nn.Linear(64, 32), [nn.Linear(32, 10)]
+    def forward(self, x): return self.rest[0](self.first(x).relu())
+
+def not_registered(x, y): return learner_of(Listed(), x, y)
+
+def vanishing_gradients(x, y): return learner_of(mlp(64, *[50]*7, 10, act=nn.Sigmoid), x, y)
+
+def start_with(std, model):
+    for m in model:
+        if isinstance(m, nn.Linear): nn.init.normal_(m.weight, std=std)
+    return model
+
+def exploding_gradients(x, y): return learner_of(start_with(.5, mlp(64, *[50]*20, 10, act=nn.Tanh)), x, y)
+
+def exploding_outputs(x, y): return learner_of(start_with(1., mlp(64, *[50]*8, 10)), x, y)
+
+def updates_too_large(x, y): return learner_of(cnn(), x, y, lr=.1)
 
 def updates_too_small(x, y): return learner_of(cnn(), x, y, lr=1e-6)
 
-def one_layer_too_large(x, y): return learner_of(cnn(), x, y, param_opts={'8.weight': dict(lr_mult=50)})
+def one_layer_too_large(x, y): return learner_of(cnn(), x, y, param_opts={'8.weight': dict(lr_mult=150)})
 
 def batch_norm_of_one_item(x, y): return learner_of(mlp(64, 32, 10, act=lambda: nn.BatchNorm1d(32)), x, y, bs=1)
 
@@ -123,9 +140,25 @@ def relu_before_targets_below_zero(x, y):
 
 def inputs_of_255(x, y): return learner_of(cnn(), x*255, y)
 
-def one_column_of_thousands(x, y):
-    wide = torch.cat([x, 1000+torch.rand(len(x), 1)], 1)
-    return learner_of(nn.Sequential(nn.BatchNorm1d(65), *mlp(65, 32, 10)), wide, y)
+def one_column_of_dozens(x, y):
+    wide = torch.cat([x, 12+torch.rand(len(x), 1)], 1)
+    return learner_of(mlp(65, 32, 10), wide, y)
+
+def inputs_with_nan(x, y):
+    x = x.clone()
+    x[::200, 3] = float('nan')
+    return learner_of(cnn(), x, y, bs=256)
+
+def targets_of_hundreds(x, y):
+    return learner_of(nn.Sequential(*mlp(64, 32, 1), nn.Flatten(0)), x, 100+y*10., nn.MSELoss(), lr=1e-2)
+
+def mse_loss(pred, y): return ((pred-y)**2).mean()  # torch's own warns by itself
+
+def one_shape_for_a_column_and_a_row(x, y): return learner_of(mlp(64, 32, 1), x, (y-4.5)/3, mse_loss)
+
+def one_class_in_each_batch(x, y):
+    batches = [(x[y == k][:32], y[y == k][:32]) for k in range(10)]
+    return Learner((batches, None), cnn(), nn.CrossEntropyLoss(), lr=1e-3)
 
 def left_in_eval(x, y):
     learn = learner_of(cnn(), x, y)
@@ -144,8 +177,15 @@ def slow_data(x, y): return Learner((DataLoader(Slow(x, y), 64), None), cnn(), n
 
 sick = {no_gradient: ('no gradient', 'spare.weight, spare.bias'),
         not_in_the_optimizer: ('not in the optimizer', '1.0.weight, 1.1.weight and 1 more'),
+        gradient_of_0: ('gradient is 0', '0.weight, 0.bias and 3 more'),
+        not_registered: ('not registered', 'Listed.rest[0]'),
+        inputs_with_nan: ('inputs are not finite', 'input 0, column 3'),
+        targets_of_hundreds: ('targets not normalised', 'the targets'),
+        one_shape_for_a_column_and_a_row: ('outputs do not fit the loss', 'the last layer'),
+        one_class_in_each_batch: ('no variety in a batch', 'the targets'),
         dead_units: ('dead units', '0'), vanishing_gradients: ('vanishing gradients', '0.weight, 2.weight and 1 more'),
-        exploding_gradients: ('exploding gradients', '16.weight'),
+        exploding_gradients: ('exploding gradients', '0.weight, 2.weight and 10 more'),
+        exploding_outputs: ('exploding outputs', 'the last layer'),
         updates_too_large: ('updates too large', 'most layers'),
         updates_too_small: ('updates too small', 'most layers'),
         one_layer_too_large: ('updates too large', '8.weight'),
@@ -156,7 +196,7 @@ sick = {no_gradient: ('no gradient', 'spare.weight, spare.bias'),
         softmax_before_the_loss: ('outputs do not fit the loss', 'the last layer'),
         relu_before_targets_below_zero: ('outputs do not fit the loss', 'the last layer'),
         inputs_of_255: ('inputs not normalised', 'input 0'),
-        one_column_of_thousands: ('inputs not normalised', 'input 0, column 64'),
+        one_column_of_dozens: ('inputs not normalised', 'input 0, column 64'),
         left_in_eval: ('left in eval', '2.1'), slow_data: ('slow data', 'the training loader')}
 
 @pytest.mark.parametrize('make', sick, ids=lambda f: f.__name__)
@@ -192,6 +232,7 @@ def test_no_trace_is_left(digits, event, ex):
 
     try: learn.doctor(3)
     except (ValueError, KeyboardInterrupt): assert ex is not CancelFitException
+    except RuntimeError as e: assert ex is CancelFitException and 'before its first batch' in str(e)
     learn.remove_cbs([cb for cb in learn.cbs if type(cb) is Callback])
 
     assert state(learn) == before
@@ -217,8 +258,8 @@ def test_it_is_shown(digits, capsys):
     left_in_eval(*digits).doctor(3, lr=2e-3)
 
     assert capsys.readouterr().out.splitlines()[:2] == [
-        'learn.doctor: 1 thing found in 3 batches with a learning rate of 0.002',
-        'finding       where  measured   usual  try']
+        'learn.doctor: 1 thing found in 3 batches with a learning rate of 0.002 (left in eval)',
+        'finding       where  measured  usual  try']
 
 def test_it_draws_what_it_measured(digits, monkeypatch):
     "`plot=True` shows gradients and updates by layer, and the loss on one batch"
@@ -244,6 +285,37 @@ def test_what_a_fit_would_raise_is_raised():
     once = iter([(torch.randn(8, 1), torch.randn(8, 1))]*5)
     with pytest.raises(ValueError, match='doctor would use up the training loader'):
         synth_learner(dls=(once, None)).doctor()
+
+@pytest.mark.parametrize('event', ['before_batch', 'after_loss'])
+def test_other_errors_are_raised(event):
+    "Where batch normalisation got one item, only torch's own refusal of that is a finding"
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 1))
+    batches = [(torch.randn(1, 3, 8, 8), torch.randn(1, 1))]*5
+    learn = synth_learner(Callback(**{event: lambda cb: cb.run_kind == 'lr_find' and raises(ValueError('mine'))(cb)}),
+                          model=model, dls=(batches, None))
+
+    with pytest.raises(ValueError, match='mine'): learn.doctor()
+
+def test_nothing_looked_at_is_no_clean_bill():
+    "A fit that ends before its first batch is an error; one that makes no step a finding"
+    with pytest.raises(RuntimeError, match='before its first batch'):
+        synth_learner(Callback(before_fit=raises(CancelFitException))).doctor()
+
+    found = synth_learner(Callback(before_step=lambda cb: raises(CancelStepException)(cb))).doctor()
+
+    assert [*found.finding] == ['no step']
+
+def test_odd_batches_and_layers():
+    "Sparse inputs, inputs of several shapes, layers whose weight is computed: looked at, or left alone"
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.utils.parametrizations.weight_norm(nn.Linear(4, 1))
+        def forward(self, x): return self.lin(x.to_dense() if x.is_sparse else x.flatten(1)[:, :4])
+    x = torch.randn(8, 4)
+
+    for batches in ([x.to_sparse()]*3, [x, x.view(8, 2, 2), x]):
+        assert len(synth_learner(model=Odd(), dls=([(b, x[:, :1]) for b in batches], None)).doctor(3)) == 0
 
 def test_few_batches_are_gone_through_again():
     "An epoch of two batches serves for ten"

@@ -237,3 +237,45 @@ def test_callback_that_cancels_the_batch():
     learn = of_net(cbs=Callback(before_batch=cancel))
 
     with pytest.raises(RuntimeError, match='a callback cancelled the batch'): learn.summary()
+
+
+# ---- what the counter and the hooks cannot see into
+
+class Forces(nn.Module):
+    "Computes a gradient in its forward"
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(10, 1)
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.lin(x).sum(), x)[0][:, :1]
+
+def test_a_gradient_within_the_forward():
+    "torch's counter fails there; all else is told"
+    learn = mk(Forces(), torch.randn(5, 10))
+
+    table = layer_info(learn)
+
+    assert row(table, 'lin').output == [(5, 1)] and table.multiply_adds.isna().all()
+    assert learn.summary().facts['multiply-adds'] == "torch's counter cannot count them in this model"
+
+class Mapped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(10, 1)
+
+    def forward(self, x): return torch.func.vmap(self.lin)(x)
+
+def test_vmap():
+    "What runs within `vmap` has no memory of its own"
+    assert row(layer_info(mk(Mapped(), torch.randn(5, 10))), 'lin').params == 11
+
+@pytest.mark.filterwarnings('ignore:.torch.jit.script')
+def test_torchscript_is_listed_and_not_seen_into():
+    "Its parameters count; the layers around it are as ever"
+    table = layer_info(mk(nn.Sequential(nn.Linear(10, 3), torch.jit.script(nn.Linear(3, 1))), torch.randn(5, 10)))
+
+    assert row(table, '1').params == 4 and row(table, '1').note == 'TorchScript: not seen into'
+    assert row(table, '0').output == [(5, 3)]

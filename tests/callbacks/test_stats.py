@@ -298,7 +298,7 @@ def test_no_such_layer(layer):
     learner(cb := ActivationStats(True), n=1).fit(1)
 
     for f in (cb.layer_stats, cb.hist, cb.color_dim, lambda layer: cb.plot_layer_stats([layer])):
-        with pytest.raises(KeyError, match='no layer .*; there are 2: 0, 2'): f(layer)
+        with pytest.raises(KeyError, match=r"no layer .*; give a position from 0 to 1, or a name: '0', '2'"): f(layer)
 
 
 def test_without_histograms_or_record():

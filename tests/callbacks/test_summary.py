@@ -118,9 +118,10 @@ def test_summary_as_text():
                          '1      Linear  (5, 1000)  (5, 1)      1,001  yes          5,000  0.00', '']
     assert lines[4:-1] == ['parameters     12,001: 1,001 trained, 11,000 frozen',
                            'multiply-adds  55,000 a batch, 11,000 an item',
-                           'memory         parameters 0.05 MiB, outputs 0.02 MiB a batch',
-                           'batch          of 5: (float32[5, 10],)',
-                           'groups         2; frozen: group 0', 'optimizer      AdamW', 'loss           mse_loss']
+                           "memory         parameters 0.05 MiB, layers' outputs 0.02 MiB a batch; above, MiB is both",
+                           'buffers        0', 'batch          of 5: (float32[5, 10],)',
+                           'groups         2; frozen: group 0', 'optimizer      AdamW, lr 0.001',
+                           'loss           mse_loss']
     assert lines[-1] == 'callbacks      TrainEvalCallback, Recorder'
 
 def test_groups_are_told_before_the_first_fit():
@@ -130,7 +131,8 @@ def test_groups_are_told_before_the_first_fit():
 
     facts = learn.summary().facts
 
-    assert facts['groups'] == '2; partly frozen: group 0' and facts['optimizer'] == 'AdamW, made by the first fit'
+    assert facts['groups'] == '2; partly frozen: group 0'
+    assert facts['optimizer'] == 'AdamW, lr 0.001, made by the first fit'
     assert learn.opt is None
 
 def test_splitter_that_fails_is_told():

@@ -1,0 +1,130 @@
+"""How much of a fit is run: parts of epochs, as much as there is time for, later epochs only."""
+from itertools import islice
+from numbers import Integral
+from time import perf_counter
+from typing import Any
+
+from ..callback import Callback
+from ..display import say
+from ..events import CancelFitException, CancelTrainException
+from ..every import Every
+
+__all__ = ['ShortEpochCallback', 'TimeLimit', 'SkipToEpoch']
+
+
+class _Short:
+    "The first batches of a loader, of which it has all else"
+    def __init__(self, dl, n): self.dl, self.n = dl, n
+    def __getattr__(self, name): return getattr(self.dl, name)
+
+    def __iter__(self):
+        batches = iter(self.dl)
+        left = self.n - getattr(self.dl, 'position', 0)  # a resumed epoch goes on at a later batch
+        return self._given(batches, max(left, 0))
+
+    def _given(self, batches, n):
+        try: yield from islice(batches, n)
+        finally:
+            if hasattr(batches, 'close'): batches.close()  # else its loader would be in use
+
+
+class ShortEpochCallback(Callback):
+    """Trains, and validates, on the first batches of each epoch only: a share or a number of them
+
+    Schedules know of it: they end when the short epochs do.
+    Raises: ValueError for an odd `pct` or `n`, and at the start of a fit for a share of a loader without length.
+    Order: before all that ask how long an epoch is."""
+    order = -50
+
+    def __init__(self,
+        pct: float = .01,          # share of the batches, 0 to 1; one batch at least
+        short_valid: bool = True,  # shorten validation as well?
+        n: int|None = None,        # number of batches, in place of a share
+    ):
+        if not 0 < pct <= 1: raise ValueError(f"ShortEpochCallback: pct={pct!r}; give a share above 0, up to 1")
+        if n is not None and (not isinstance(n, Integral) or isinstance(n, bool) or n < 1): raise ValueError(
+            f"ShortEpochCallback: n={n!r}; give a number of batches, 1 or more")
+        self.pct, self.short_valid, self.n = pct, short_valid, n
+
+    def _limit(self, n_batches):
+        if n_batches is None and self.n is None: raise ValueError(
+            f"ShortEpochCallback: `pct={self.pct}` of a loader without length: give `n`, a number of batches")
+        n = self.n or max(1, round((n_batches or 1)*self.pct))
+        return n if n_batches is None else min(n, n_batches)
+
+    def before_fit(self):
+        if self.learn.run_kind != 'validate' and self.n_steps is None:
+            self.learn.n_steps = self._limit(self.dls.train.n_batches)
+
+    def before_train(self): self._shorten()
+    def before_validate(self):
+        if self.short_valid: self._shorten()
+
+    def _shorten(self):
+        n = self._limit(self.n_iter)
+        self.learn.dl, self.learn.n_iter = _Short(self.dl, n), n
+
+
+class TimeLimit(Callback):
+    """Ends a fit when its time is up: after the batch, and the validation of the epoch that it cuts short
+
+    A resumed fit has what was left.
+    Raises: TypeError or ValueError if `limit` is no time.
+    Order: after what records the batch."""
+    order = 70
+    run_in = {'fit'}
+    run_valid = False
+    not_hashed = ('spent',)
+    started = 0.   # when this fit began, or has been gone on with
+    before = 0.    # seconds spent before
+    over = False
+
+    def __init__(self,
+        limit: str|float,  # '90s', '10min', '1.5h', or seconds
+    ):
+        every = Every(f'{limit}s' if isinstance(limit, int|float) else limit)
+        if every.unit != 's': raise ValueError(
+            f"TimeLimit: {limit!r} is no time: give '90s', '10min', '1.5h' or seconds")
+        self.limit = every.n
+
+    @property
+    def spent(self) -> float: "Seconds that the fit has taken"; return self.before + perf_counter()-self.started
+
+    def before_fit(self): self.started, self.before, self.over = perf_counter(), 0., False
+
+    def after_batch(self):
+        self.over = self.learn.agree(self.spent >= self.limit)
+        if self.over: raise CancelTrainException
+
+    def after_epoch(self):
+        self.over = self.over or self.learn.agree(self.spent >= self.limit)
+        if not self.over or self.epoch+1 == self.n_epoch: return
+        say(f"TimeLimit: {self.limit:g} s are up in epoch {self.epoch+1} of {self.n_epoch}")
+        raise CancelFitException
+
+    def state_dict(self) -> dict[str, Any]:
+        "The time spent so far"
+        return dict(spent=self.spent)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # what `state_dict` gave
+        "Go on with the time that was left"
+        self.started, self.before = perf_counter(), state['spent']
+
+
+class SkipToEpoch(Callback):
+    """Begins a fit at a later epoch, as `fit(…, start_epoch=…)` does; schedules begin there too
+
+    Raises: ValueError if that is no epoch of the fit.
+    Order: before all that ask where the fit begins."""
+    order = -100
+    run_in = {'fit'}
+    run_valid = False
+
+    def __init__(self,
+        epoch: int,  # the first epoch that is run, counted from 0
+    ): self.first = epoch
+
+    def before_fit(self):
+        if not isinstance(self.first, Integral) or not 0 <= self.first < max(self.n_epoch, 1): raise ValueError(
+            f"SkipToEpoch: there is no epoch {self.first!r} in a fit of {self.n_epoch}, which are counted from 0")
+        self.learn.epoch = max(self.learn.epoch, int(self.first))

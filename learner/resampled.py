@@ -1,0 +1,109 @@
+"""DataLoaders made from others: of other weights, of a part, of the first batches, of another batch size."""
+from collections.abc import Iterator, Sequence
+from copy import copy
+from itertools import cycle, islice
+from numbers import Integral
+from typing import Any
+
+import torch
+from fastcore.basics import patch
+from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
+
+from .data import DataLoaders
+from .loader import Loader, untouched
+from .tensors import map_tensors
+
+__all__ = ['Repeated', 'remade']
+
+kept = ('num_workers', 'collate_fn', 'pin_memory', 'timeout', 'worker_init_fn', 'multiprocessing_context', 'generator',
+        'persistent_workers', 'in_order')  # of a DataLoader, beside what draws its items
+
+
+class Repeated:
+    "A loader of a few batches, given again and again; as copies, since callbacks may change a batch in place"
+    def __init__(self,
+        batches: Sequence,  # what is repeated, in turn
+        n: int,             # how many are given in an epoch
+    ): self.batches, self.n = batches, n
+
+    def __len__(self) -> int: return self.n
+    def __iter__(self) -> Iterator: return (map_tensors(Tensor.clone, b) for b in islice(cycle(self.batches), self.n))
+
+
+def remade(
+    dl: Any,        # a torch DataLoader of a dataset with a length
+    what: str,      # what it is for, for messages
+    **new: Any,     # what differs: `batch_size`, `sampler`, `shuffle`
+) -> DataLoader:
+    """A DataLoader of the same items, that draws them in another way
+
+    Raises: TypeError if it is no DataLoader, or its batches are drawn by a batch sampler of the user's."""
+    if not isinstance(dl, DataLoader) or dl.batch_size is None: raise TypeError(
+        f"{what} needs a torch DataLoader that makes batches of items, not a `{type(dl).__name__}`"
+        f"{' with batches of its own' if isinstance(dl, DataLoader) else ''}")
+    old = {k: getattr(dl, k) for k in kept if hasattr(dl, k)}
+    if dl.num_workers: old['prefetch_factor'] = dl.prefetch_factor
+    if 'shuffle' not in new and 'sampler' not in new: new['sampler'] = dl.sampler
+    return DataLoader(dl.dataset, **{'batch_size': dl.batch_size, 'drop_last': dl.drop_last, **old, **new})
+
+
+def _with_loaders(dls, train, valid=None):  # a copy with other loaders, which knows what the old ones told
+    for k in ('loss_func', 'vocab', 'c'):
+        try: getattr(dls, k)  # is kept from then on
+        except AttributeError: pass
+    new = copy(dls)
+    new.loaders = [Loader(train, dls.device), *dls.loaders[1:]]
+    if valid is not None: new.loaders[1:] = [Loader(valid, dls.device)]
+    if valid is not None: new.valid_sets = {'': new.loaders[1]}
+    return new
+
+
+@patch
+def weighted_dataloaders(self: DataLoaders,
+    wgts: Any,            # how often each training item is drawn beside the others, `(n_items,)`, 0 or more
+    bs: int|None = None,  # items in a batch; None: as before
+) -> DataLoaders:         # the same but for the training loader
+    """Draw training items by their weights, with repetition, as many an epoch as there are
+
+    Raises: ValueError if the weights are not one for each item; TypeError if the loader is no DataLoader of items."""
+    wgts, n = torch.as_tensor(wgts, dtype=torch.double).flatten(), len(self.train_ds)
+    if len(wgts) != n or not (wgts >= 0).all() or not 0 < wgts.sum() < torch.inf: raise ValueError(
+        f"weighted_dataloaders: {len(wgts)} weights from {wgts.min():g} to {wgts.max():g} for {n} training items; give "
+        "one for each, 0 or more")
+    sampler = WeightedRandomSampler(wgts, n, generator=getattr(self.train, 'generator', None))
+    return _with_loaders(self, remade(self.train.dl, 'weighted_dataloaders', batch_size=bs or self.bs, sampler=sampler))
+
+
+@patch
+def partial_dataloaders(self: DataLoaders,
+    partial_n: int,       # training items an epoch
+    bs: int|None = None,  # items in a batch; None: as before
+) -> DataLoaders:         # the same but for the training loader
+    """Shorten each epoch to some training items, drawn anew each time, without repetition
+
+    Raises: ValueError if there are not so many; TypeError if the loader is no DataLoader of items."""
+    n = len(self.train_ds)
+    if not isinstance(partial_n, Integral) or not 0 < partial_n <= n: raise ValueError(
+        f"partial_dataloaders: partial_n={partial_n!r}; give a number of items, up to {n}")
+    sampler = RandomSampler(self.train_ds, num_samples=int(partial_n), generator=getattr(self.train, 'generator', None))
+    return _with_loaders(self, remade(self.train.dl, 'partial_dataloaders', batch_size=bs or self.bs, sampler=sampler))
+
+
+@patch
+def first_batches(self: DataLoaders,
+    n: int = 1,   # batches
+) -> DataLoaders:  # training goes through them again and again for as many batches as before; validation once
+    """Train and validate on the first training batches alone: whatever can learn gets them right
+
+    Raises: ValueError if there are none; TypeError if that would use up batches of an iterator."""
+    if not isinstance(n, Integral) or isinstance(n, bool) or n < 1: raise ValueError(
+        f"first_batches: n={n!r}; give a number of batches, 1 or more")
+    if isinstance(self.train.dl, Iterator): raise TypeError(
+        f"first_batches would use up batches of the train loader, a `{type(self.train.dl).__name__}`")
+    with untouched(self.train):
+        batches: Any = iter(self.train.fork())
+        try: found = [*islice(batches, n)]
+        finally: batches.close()
+    if not found: raise ValueError(f"the train loader gives no batch: {self.train.why_empty()}")
+    return _with_loaders(self, Repeated(found, self.train.n_batches or n), Repeated(found, len(found)))
