@@ -32,7 +32,9 @@ from .callbacks.torch_schedule import TorchScheduler
 from .callbacks.lr_find import LRFinder, minimum, slide, steep, valley
 from .callbacks.finetune import BnFreeze, FreezeUntil
 from .callbacks.tracker import EarlyStoppingCallback, SaveModelCallback, TrackerCallback
-from .callbacks.training import GradientClip
+from .callbacks.training import GradientAccumulation, GradientClip
+from .callbacks.averaging import EMA
+from .callbacks.swa import SWA
 from .hooks import Hook, Hooks, find_modules, hook_input, hook_inputs, hook_output, hook_outputs
 from .callbacks.hook import HookCallback
 from .callbacks.stats import ActivationStats, GradientStats
@@ -80,6 +82,7 @@ __all__ = [
     'combine_scheds', 'combined_cos', 'three_phase_cos', 'cos_restarts', 'policy_fixed', 'policy_step', 'policy_exp',
     'policy_inv', 'policy_multistep', 'policy_poly', 'policy_sigmoid', 'policy_warmup', 'policy_cos_restarts',
     'TrackerCallback', 'SaveModelCallback', 'EarlyStoppingCallback', 'GradientClip',
+    'GradientAccumulation', 'EMA', 'SWA',
     'Every', 'Checkpoint', 'SignalCallback', 'DamagedFile',
     'Hook', 'Hooks', 'hook_output', 'hook_outputs', 'hook_input', 'hook_inputs', 'find_modules', 'HookCallback',
     'ShortEpochCallback', 'TimeLimit', 'SkipToEpoch', 'Timer', 'ProfilerCallback',

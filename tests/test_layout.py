@@ -19,11 +19,11 @@ levels = [
     '''callback calls checks data display findings frame host loader losses measure metrics optim plot sizes
        skmetrics state''',
     'learner',
-    '''callbacks.checkpoint callbacks.control callbacks.csv_logger callbacks.doctor
+    '''callbacks.averaging callbacks.checkpoint callbacks.control callbacks.csv_logger callbacks.doctor
        callbacks.finetune callbacks.fit_call callbacks.fits callbacks.hook callbacks.look callbacks.lr_find
        callbacks.preview callbacks.profile callbacks.progress callbacks.recorder callbacks.rehearse callbacks.resume
        callbacks.save callbacks.saved_state callbacks.schedule callbacks.series callbacks.show callbacks.signals
-       callbacks.stats callbacks.summary callbacks.torch_schedule callbacks.tracker callbacks.training
+       callbacks.stats callbacks.summary callbacks.swa callbacks.torch_schedule callbacks.tracker callbacks.training
        no_trace resampled''',
     '__init__ all',
 ]
@@ -33,7 +33,7 @@ same_level = {
     'interrupt': 'events', 'modes': 'utils',
     'checks': 'optim', 'data': 'loader losses', 'frame': 'checks optim state', 'host': 'callback state',
     'metrics': 'measure', 'plot': 'display', 'sizes': 'loader', 'skmetrics': 'measure',
-    'callbacks.checkpoint': 'callbacks.tracker',
+    'callbacks.averaging': 'callbacks.schedule', 'callbacks.checkpoint': 'callbacks.tracker',
     'callbacks.doctor': 'callbacks.look no_trace resampled',
     'callbacks.finetune': 'callbacks.fits callbacks.schedule', 'callbacks.fits': 'callbacks.schedule',
     'callbacks.lr_find': 'callbacks.recorder no_trace',
@@ -42,8 +42,8 @@ same_level = {
     'callbacks.recorder': 'callbacks.series', 'callbacks.rehearse': 'callbacks.control callbacks.fit_call no_trace',
     'callbacks.resume': 'callbacks.checkpoint callbacks.progress callbacks.saved_state callbacks.schedule',
     'callbacks.signals': 'callbacks.checkpoint', 'callbacks.stats': 'callbacks.hook',
-    'callbacks.summary': 'no_trace',
-    'callbacks.torch_schedule': 'callbacks.schedule',
+    'callbacks.summary': 'no_trace', 'callbacks.swa': 'callbacks.averaging callbacks.schedule',
+    'callbacks.torch_schedule': 'callbacks.schedule', 'callbacks.training': 'callbacks.schedule',
     'all': '__init__',
 }
 level_of = {name: i for i, names in enumerate(levels) for name in names.split()}

@@ -35,6 +35,7 @@ class ShortEpochCallback(Callback):
     Raises: ValueError for an odd `pct` or `n`, and at the start of a fit for a share of a loader without length.
     Order: before all that ask how long an epoch is."""
     order = -50
+    plans_fit = True
 
     def __init__(self,
         pct: float = .01,          # share of the batches, 0 to 1; one batch at least
@@ -117,6 +118,7 @@ class SkipToEpoch(Callback):
     Raises: ValueError if that is no epoch of the fit.
     Order: before all that ask where the fit begins."""
     order = -100
+    plans_fit = True
     run_in = {'fit'}
     run_valid = False
 

@@ -34,13 +34,15 @@ def simulate_sched(self: Learner,
     readings: list = []
     with replacing(self, opt=self.opt):
         for call in fit_calls(self, 'simulate_sched', fit, args, kwargs):
-            cbs = [cb for cb in map(as_callback, call.cbs) if isinstance(cb, Scheduler)]
+            cbs = [cb for cb in map(as_callback, call.cbs) if isinstance(cb, Scheduler) or _plans(cb)]
             now = dict(n_epoch=call.n_epoch, epoch=call.start_epoch, n_steps=call.n_steps, stepped=True,
                        n_step=self.n_step, train_iter=0, final_record=None, _rates=dict(lr=call.lr, wd=call.wd))
             with self.added_cbs(cbs), replacing(self, **now), _stand_ins(self, current_opt(self, call.reset_opt)):
                 readings.extend(_dry_run(self))
     return stack_readings(readings)
 
+
+def _plans(cb): return getattr(type(cb), 'plans_fit', False)  # where it begins, or how many steps it has
 
 def _schedulers(learn): return [cb for cb in learn.ordered if isinstance(cb, Scheduler) and cb.run]
 
@@ -60,6 +62,9 @@ def _stand_ins(learn, opt):  # what schedules may change: an optimizer like `opt
         if 'recorder' in vars(learn):
             stack.enter_context(replacing(learn, recorder=copy(learn.recorder)))
             learn.recorder.before_fit()
+        for cb in filter(_plans, learn.ordered):
+            stack.enter_context(kept(cb, whole=(type(cb),), apart=(learn,)))
+            if cb.run: cb.before_fit()
         yield
 
 

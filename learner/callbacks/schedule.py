@@ -188,11 +188,13 @@ class ParamScheduler(Scheduler):
             x, self.acted_at = self._x(at), at
             for name, f in self.scheds.items(): self.set_to[name] = self._each(name, f(x))
             for name, f in self.factors.items(): self.scaled_by[name] = self._each(name, f(x))
-        if i == self.planned: warn(
-            f"{self}: was made for {i} steps, and the fit goes on: it stays at the end; `n_steps=…` says how many "
-            "steps an epoch has")
         last = self.peers[-1]
         if last is self or not last.run and next(cb for cb in reversed(self.peers) if cb.run) is self: self._write()
+
+    def before_step(self):  # not before a batch: what accumulates gradients may drop the last ones
+        if self.step_i == self.planned: warn(
+            f"{self}: was made for {self.planned} steps, and the fit goes on: it stays at the end; `n_steps=…` says "
+            "how many steps an epoch has")
 
     def _x(self, i):
         if self.by == 'pos': return (i-self.begins)/max(1, self.ends-1-self.begins)  # the last one is at 1
