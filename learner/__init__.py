@@ -38,7 +38,9 @@ from .callbacks.swa import SWA
 from .hooks import Hook, Hooks, find_modules, hook_input, hook_inputs, hook_output, hook_outputs
 from .callbacks.hook import HookCallback
 from .callbacks.stats import ActivationStats, GradientStats
-from .callbacks import doctor as doctor, rehearse as rehearse
+from .callbacks import batch_size as batch_size, doctor as doctor, rehearse as rehearse
+from .callbacks.collect import CollectDataCallback, FetchPredsCallback
+from .callbacks.turns import TakeTurns, Turn
 from .callbacks.control import ShortEpochCallback, SkipToEpoch, TimeLimit
 from .callbacks.profile import ProfilerCallback, Timer
 from . import resampled as resampled
@@ -86,6 +88,7 @@ __all__ = [
     'Every', 'Checkpoint', 'SignalCallback', 'DamagedFile',
     'Hook', 'Hooks', 'hook_output', 'hook_outputs', 'hook_input', 'hook_inputs', 'find_modules', 'HookCallback',
     'ShortEpochCallback', 'TimeLimit', 'SkipToEpoch', 'Timer', 'ProfilerCallback',
+    'CollectDataCallback', 'FetchPredsCallback', 'TakeTurns', 'Turn',
     'ActivationStats', 'GradientStats', 'Summary', 'layer_info', 'Module', 'ParameterModule', 'has_params',
     'requires_grad', 'total_params', 'children_and_parameters', 'flatten_model', 'set_bn_eval', 'dummy_eval',
     'in_channels', 'model_sizes', 'num_features_model',

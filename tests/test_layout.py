@@ -19,12 +19,12 @@ levels = [
     '''callback calls checks data display findings frame host loader losses measure metrics optim plot sizes
        skmetrics state''',
     'learner',
-    '''callbacks.averaging callbacks.checkpoint callbacks.control callbacks.csv_logger callbacks.doctor
-       callbacks.finetune callbacks.fit_call callbacks.fits callbacks.hook callbacks.look callbacks.lr_find
-       callbacks.preview callbacks.profile callbacks.progress callbacks.recorder callbacks.rehearse callbacks.resume
-       callbacks.save callbacks.saved_state callbacks.schedule callbacks.series callbacks.show callbacks.signals
+    '''callbacks.averaging callbacks.batch_size callbacks.checkpoint callbacks.collect callbacks.control
+       callbacks.csv_logger callbacks.doctor callbacks.finetune callbacks.fit_call callbacks.fits callbacks.hook
+       callbacks.look callbacks.lr_find callbacks.preview callbacks.profile callbacks.progress callbacks.recorder
+       callbacks.rehearse callbacks.resume callbacks.save callbacks.saved_state callbacks.schedule callbacks.series callbacks.show callbacks.signals
        callbacks.stats callbacks.summary callbacks.swa callbacks.torch_schedule callbacks.tracker callbacks.training
-       no_trace resampled''',
+       callbacks.turns no_trace resampled''',
     '__init__ all',
 ]
 # All imports within a level: a file, and those it builds on.
@@ -33,7 +33,8 @@ same_level = {
     'interrupt': 'events', 'modes': 'utils',
     'checks': 'optim', 'data': 'loader losses', 'frame': 'checks optim state', 'host': 'callback state',
     'metrics': 'measure', 'plot': 'display', 'sizes': 'loader', 'skmetrics': 'measure',
-    'callbacks.averaging': 'callbacks.schedule', 'callbacks.checkpoint': 'callbacks.tracker',
+    'callbacks.averaging': 'callbacks.schedule', 'callbacks.batch_size': 'no_trace resampled',
+    'callbacks.checkpoint': 'callbacks.tracker',
     'callbacks.doctor': 'callbacks.look no_trace resampled',
     'callbacks.finetune': 'callbacks.fits callbacks.schedule', 'callbacks.fits': 'callbacks.schedule',
     'callbacks.lr_find': 'callbacks.recorder no_trace',

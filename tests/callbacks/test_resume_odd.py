@@ -13,7 +13,7 @@ from tests.callbacks.test_resume import fit, same_three_ways, started_and_stoppe
 from tests.resume_helpers import AskAt, halves, network, noisy_learner, noisy_loaders, uninterrupted
 
 
-class Averaged(Callback):
+class Exchanged(Callback):
     "Validates with averaged weights, by exchanging the contents"
     state = ('average',)
     average = ()
@@ -39,7 +39,7 @@ class Hits(Callback):
 
 
 @pytest.mark.parametrize('at', [3, 6, 7, 8, 13])
-@pytest.mark.parametrize('make', [Averaged, Hits])
+@pytest.mark.parametrize('make', [Exchanged, Hits])
 def test_states_that_change_in_validation(tmp_path, make, at):
     "Weights exchanged for a validation, and tensors changed in place by it, are those before it when it is run again"
     same_three_ways(tmp_path, at, with_cb(make))

@@ -1,0 +1,48 @@
+"""What batches hold, and what the model makes of them, kept: CollectDataCallback, and FetchPredsCallback each epoch."""
+from typing import Any
+
+from ..callback import Callback
+from ..tensors import concat, to_detach
+
+__all__ = ['CollectDataCallback', 'FetchPredsCallback']
+
+
+class CollectDataCallback(Callback):
+    """Keeps inputs, targets, prediction and loss of each batch in `data`, on the CPU, of training and of evaluations
+
+    It begins anew with each fit, and each evaluation by itself.
+    Order: after what changes predictions and losses."""
+    order = 20
+
+    def __init__(self,
+        run_train: bool = True,  # keep training batches?
+        run_valid: bool = True,  # and those of evaluations?
+    ):
+        self.run_train, self.run_valid = run_train, run_valid
+        self.data: list[tuple] = []  # `(xb, yb, pred, loss)`; a loss that was not computed is None
+
+    def before_fit(self): self.data = []
+    def after_batch(self): self.data.append(to_detach((self.xb, self.yb, self.pred, self.loss), cpu=True))
+
+
+class FetchPredsCallback(Callback):
+    """Predicts after each validation of a fit: `preds` and `targs` are those of the last one
+
+    Order: after what the validation is done with has been put back."""
+    run_in = {'fit'}
+    remove_on_fetch = True
+    preds: Any = None  # of all items, in the order of the loader, on the CPU; None before there are any
+    targs: Any = None  # likewise
+
+    def __init__(self,
+        ds_idx: int = 1,   # 0 for the training loader, 1 for the validation set or sets
+        dl: Any = None,    # another loader instead
+        cbs: Any = None,   # callbacks for these predictions only
+    ): self.ds_idx, self.dl_, self.cbs_ = ds_idx, dl, cbs
+
+    def after_validate(self):
+        collect = CollectDataCallback()
+        self.learn.validate(self.ds_idx, self.dl_, [collect, *([] if self.cbs_ is None else [self.cbs_])])
+        _, targs, preds, _ = zip(*collect.data)
+        self.preds, targs = concat(list(preds)), concat(list(targs))
+        self.targs = targs[0] if len(targs) == 1 else targs

@@ -1,0 +1,110 @@
+"""Several networks trained in turn, each against its own loss."""
+import pytest
+import torch
+from torch import nn
+
+from learner import Callback, CancelBatchException, Learner
+from learner.callbacks.turns import TakeTurns, Turn
+from learner.optim import SGD
+from tests.helpers import raises, synth_learner
+
+
+class Gan(nn.Module):
+    "Makes numbers out of noise, and has a critic that tells them from real ones"
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.generator, self.critic = nn.Linear(2, 1), nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+    def forward(self, noise): return self.generator(noise)
+
+    def gen_loss(self, fake, real): return nn.functional.softplus(-self.critic(fake)).mean()
+    def crit_loss(self, fake, real):
+        return (nn.functional.softplus(self.critic(fake)) + nn.functional.softplus(-self.critic(real))).mean()
+
+def batches(n=6): return [(torch.randn(16, 2), 3+torch.randn(16, 1)) for _ in range(n)]
+
+def learner(gan, *turns, n=6, **kwargs):
+    groups = lambda m: [[*m.generator.parameters()], [*m.critic.parameters()]]
+    return Learner((batches(n), batches(2)), gan, nn.MSELoss(), SGD, lr=.1, splitter=groups,
+                   cbs=[TakeTurns([*turns]), *kwargs.pop('cbs', [])], default_cbs=dict(progress=None), **kwargs)
+
+
+def test_it_equals_two_optimizers_by_hand():
+    "Weights are bit for bit those of a loop with an optimizer for each network"
+    torch.manual_seed(1)
+    gan, other = Gan(), Gan()
+    learn = learner(gan, ('critic', gan.crit_loss, 2), ('generator', gan.gen_loss))
+    data = [b for _ in range(2) for b in learn.dls.train.dl]
+    opts = {k: torch.optim.SGD(getattr(other, k).parameters(), lr=.1) for k in ('critic', 'generator')}
+    for i, (noise, real) in enumerate(data):
+        which = 'generator' if i % 3 == 2 else 'critic'
+        fake = other(noise)
+        (other.gen_loss(fake, real) if i % 3 == 2 else other.crit_loss(fake.detach(), real)).backward()
+        opts[which].step()
+        other.zero_grad()
+
+    learn.fit(2)
+
+    assert all(map(torch.equal, gan.state_dict().values(), other.state_dict().values())) and learn.n_step == 12
+
+def test_validation_has_the_learners_own_loss():
+    "After the epoch, and in an evaluation within a batch"
+    gan = Gan()
+    seen = []
+    def look(cb):
+        if cb.training: seen.append(cb.learn.validate()['valid_loss'])
+    learn = learner(gan, ('critic', gan.crit_loss), ('generator', gan.gen_loss), cbs=[Callback(after_batch=look)])
+
+    learn.fit(1)
+
+    expected = torch.cat([(gan(x)-y).detach()**2 for x, y in learn.dls.valid]).mean()
+    assert learn.final_record['valid_loss'] == pytest.approx(float(expected)) == pytest.approx(seen[-1])
+    assert len(seen) == 6 and isinstance(learn.loss_func, nn.MSELoss)
+
+@pytest.mark.parametrize('event', ['before_batch', 'after_pred', 'after_loss', 'before_step'])
+@pytest.mark.parametrize('ex', [ValueError, KeyboardInterrupt, CancelBatchException])
+def test_loss_and_flags_come_back(event, ex):
+    "Whatever ends a batch; a cancelled one has had its turn"
+    gan = Gan()
+    gan.critic[0].bias.requires_grad_(False)
+    flags = [p.requires_grad for p in gan.parameters()]
+    learn = learner(gan, ('critic', gan.crit_loss), ('generator', gan.gen_loss),
+                    cbs=[Callback(**{event: raises(ex, nth=2)})])
+
+    try: learn.fit(1)
+    except (ValueError, KeyboardInterrupt): pass
+
+    assert [p.requires_grad for p in gan.parameters()] == flags and isinstance(learn.loss_func, nn.MSELoss)
+
+def test_the_generator_learns():
+    "Numbers come to have the mean of the real ones"
+    torch.manual_seed(0)
+    gan = Gan()
+    learn = learner(gan, Turn('critic', gan.crit_loss), Turn('generator', gan.gen_loss), n=300)
+
+    learn.fit(2)
+
+    assert abs(float(gan(torch.randn(1000, 2)).mean().detach())-3) < 1
+
+def test_turns_go_on_after_a_stop(tmp_path):
+    "A resumed fit takes the next turn"
+    gan = Gan()
+    learn = learner(gan, ('critic', gan.crit_loss, 2), ('generator', gan.gen_loss))
+
+    learn.step(2)
+
+    assert learn.take_turns.done == 2 and learn.take_turns.state_dict() == dict(done=2)
+
+@pytest.mark.parametrize('turns, error, match', [
+    ([], ValueError, 'no turn'), ([('critic', print, 0)], ValueError, "n=0 for 'critic'"),
+    ([('critic', 'loss')], TypeError, 'give a function')])
+def test_odd_turns(turns, error, match):
+    "Refused when they are made"
+    with pytest.raises(error, match=match): TakeTurns(turns)
+
+def test_modules_that_cannot_take_a_turn():
+    "Refused at the start of a fit"
+    with pytest.raises(AttributeError, match='critic'): synth_learner(TakeTurns([('critic', print)])).fit(1)
+    gan = Gan()
+    with pytest.raises(ValueError, match="'critic.1' has no parameters"):
+        learner(gan, ('critic.1', gan.gen_loss)).fit(1)
