@@ -22,9 +22,9 @@ levels = [
     '''callbacks.averaging callbacks.batch_size callbacks.checkpoint callbacks.collect callbacks.control
        callbacks.csv_logger callbacks.doctor callbacks.finetune callbacks.fit_call callbacks.fits callbacks.hook
        callbacks.look callbacks.lr_find callbacks.preview callbacks.profile callbacks.progress callbacks.recorder
-       callbacks.rehearse callbacks.resume callbacks.save callbacks.saved_state callbacks.schedule callbacks.series callbacks.show callbacks.signals
-       callbacks.stats callbacks.summary callbacks.swa callbacks.torch_schedule callbacks.tracker callbacks.training
-       callbacks.turns no_trace resampled''',
+       callbacks.rehearse callbacks.resume callbacks.save callbacks.saved_state callbacks.schedule callbacks.series
+       callbacks.show callbacks.signals callbacks.stats callbacks.summary callbacks.swa callbacks.torch_schedule
+       callbacks.tracker callbacks.training callbacks.turns no_trace resampled''',
     '__init__ all',
 ]
 # All imports within a level: a file, and those it builds on.
