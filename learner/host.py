@@ -48,8 +48,8 @@ def check_new(host: Any, cb: Any) -> Callback|None:  # the callback of a class n
         same = (type(old).__module__, type(old).__qualname__) == (type(cb).__module__, type(cb).__qualname__)
         if same and type(old) is not type(cb) and '<locals>' not in type(cb).__qualname__: return old
         if cb.unique and isinstance(old, next(c for c in type(cb).__mro__[::-1] if vars(c).get('unique'))):
-            raise ValueError(f"there is a `{cb}` already, and a second one would undo its work: "
-                             f"`learn.remove_cb(learn.{cb.name})` first, or give yours to `Learner(cbs=…)`")
+            raise ValueError(f"there is a `{old}` already, and a `{cb}` would undo its work: "
+                             f"`learn.remove_cb(learn.{old.name})` first, or give yours to `Learner(cbs=…)`")
 
 
 def _has(cbs, cb): return any(c is cb for c in cbs)  # by identity: a callback may define `==`

@@ -6,6 +6,7 @@ from fastcore.foundation import L
 
 from ..checks import check_fit
 from ..learner import Learner
+from ..utils import replacing
 
 __all__ = ['FitCall', 'fit_calls']
 
@@ -42,9 +43,10 @@ def fit_calls(
         check_fit(learn, call.n_epoch, call.start_epoch, call.n_steps)
         found.append(call._replace(cbs=L(call.cbs)))
     own = {k: vars(learn)[k] for k in ('fit',) if k in vars(learn)}
-    vars(learn)['fit'] = caught
-    try: getattr(learn, name)(*args, **kwargs)
-    finally:
-        del vars(learn)['fit']
-        vars(learn).update(own)
+    with replacing(learn, opt=learn.opt):  # which the method may have made
+        vars(learn)['fit'] = caught
+        try: getattr(learn, name)(*args, **kwargs)
+        finally:
+            del vars(learn)['fit']
+            vars(learn).update(own)
     return found

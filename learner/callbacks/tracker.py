@@ -1,4 +1,4 @@
-"""Trackers: callbacks that watch a column of the table; saving the best model, and stopping early.
+"""Trackers: callbacks that watch a column of the table; saving the best model, and stopping early, also for a NaN.
 
 Whether more or less is better is known of losses, and of metrics that declare it; else `comp` has to say it."""
 import math
@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch.nn.utils import get_total_norm
 
 from ..callback import Callback
 from ..display import say
 from ..events import CancelFitException
 from ..utils import warn
+from ..weights import model_path
 
-__all__ = ['TrackerCallback', 'SaveModelCallback', 'EarlyStoppingCallback']
+__all__ = ['TrackerCallback', 'SaveModelCallback', 'EarlyStoppingCallback', 'TerminateOnNaNCallback']
 
 is_max: dict[Any, bool] = {'min': False, np.less: False, 'max': True, np.greater: True}
 
@@ -121,11 +123,13 @@ class SaveModelCallback(TrackerCallback):
 
     Nothing is loaded after an error, an interrupt or a stop, so that training can go on, and no file but what this
     callback wrote. If a file cannot be written or read, that is a warning; what was not saved is not the best model.
+    With `n_best` those of the `n_best` best epochs are kept, as `fname_epoch`, and no others: `kept` has their values
+    and names, the best first.
     With `every_epoch` or `at_end` nothing is watched, and nothing loaded.
     Raises: ValueError if a parameter means nothing, or another such callback writes the same file.
     Order: after plain trackers, before what stops the fit."""
     order = TrackerCallback.order + 1
-    state = (*TrackerCallback.state, 'has_saved', 'last_saved_path')
+    state = (*TrackerCallback.state, 'has_saved', 'last_saved_path', 'kept')
     not_hashed = ('last_saved_path',)  # the folder may be another
     has_saved = False                  # is the best model in the file?
     begun = False                      # has this fit reached it? One that was cancelled before has saved nothing
@@ -139,29 +143,51 @@ class SaveModelCallback(TrackerCallback):
         every_epoch: bool|int = False,  # True: save each epoch as `fname_epoch`; n: those that n divides, from 0 on
         at_end: bool = False,           # save when the fit is over or was cancelled
         with_opt: bool = False,         # also save, and load, the optimizer's state
-        reset_on_fit: bool = True,      # forget `best` when a fit starts
+        reset_on_fit: bool = True,      # forget `best`, and which files are kept, when a fit starts
+        n_best: int|None = None,        # keep so many; None: the best one, as `fname`
     ):
         super().__init__(monitor, comp, min_delta, reset_on_fit)
         if not isinstance(every_epoch, Integral) or every_epoch < 0: raise ValueError(
             f"{self}: every_epoch={every_epoch!r}; give True, or a whole number of epochs")
         if every_epoch and at_end: raise ValueError(f"{self}: give `every_epoch` or `at_end`, or two callbacks")
+        if n_best is not None and (not isinstance(n_best, Integral) or n_best < 1): raise ValueError(
+            f"{self}: n_best={n_best!r}; give how many files to keep, 1 or more")
+        if n_best and (every_epoch or at_end): raise ValueError(
+            f"{self}: `n_best` keeps the best, and `every_epoch` and `at_end` any: give two callbacks")
         self.fname, self.every_epoch, self.at_end, self.with_opt = fname, every_epoch, at_end, with_opt
+        self.n_best, self.kept = n_best, []  # values and names
 
     def before_fit(self):
         same = [cb for cb in self.learn.cbs if isinstance(cb, SaveModelCallback) and cb.fname == self.fname
-                and bool(cb.every_epoch) == bool(self.every_epoch)]
+                and bool(cb.every_epoch or cb.n_best) == bool(self.every_epoch or self.n_best)]
         if len(same) > 1: raise ValueError(f"{len(same)} of {self} write to `{self.fname}`: give each its own `fname`")
         self.begun = True
-        if self.reset_on_fit: self.has_saved = False
+        if self.reset_on_fit: self.has_saved, self.kept = False, []
         if not (self.every_epoch or self.at_end): super().before_fit()
 
     def _value(self): return None if self.every_epoch or self.at_end else super()._value()
 
     def looked(self, value):
         if self.every_epoch and self.epoch % self.every_epoch == 0: self._save(f'{self.fname}_{self.epoch}')
-        if self.new_best:
-            self.new_best = self._save(self.fname)
-            self.has_saved = self.has_saved or self.new_best
+        if self.n_best: self.new_best = self._rank(value) and self.new_best
+        elif self.new_best: self.new_best = self._save(self.fname)
+        self.has_saved = self.has_saved or self.new_best
+
+    def _rank(self, value):  # is it saved, as one of the best?
+        if value is None or not math.isfinite(value): return False
+        place = sum(v >= value if self._max else v <= value for v, _ in self.kept)
+        names, taken = [f'{self.fname}_{self.epoch}'], [name for _, name in self.kept]
+        names += [f'{names[0]}_{i}' for i in range(2, len(taken)+2)]  # those of an earlier fit may be kept too
+        if place == self.n_best or not self._save(name := next(n for n in names if n not in taken)): return False
+        kept = [*self.kept[:place], [value, name], *self.kept[place:]]
+        self.kept, dropped = kept[:self.n_best], kept[self.n_best:]
+        for _, name in dropped: self._remove(name)
+        return True
+
+    def _remove(self, name):
+        try: model_path(self.learn, name, '.pth').unlink(missing_ok=True)
+        except OSError as e: warn(
+            f"{self}: `{name}` is no longer among the best {self.n_best}, and cannot be removed: {e}")
 
     def after_fit(self):
         if self.learn.paused or not self.begun: return  # a request has stopped it, and it can be gone on with
@@ -181,21 +207,23 @@ class SaveModelCallback(TrackerCallback):
         return True
 
     def _load(self):
-        try: self.learn.load(self.fname, with_opt=self.with_opt)
+        try: self.learn.load(self.kept[0][1] if self.n_best else self.fname, with_opt=self.with_opt)
         except OSError as e: warn(f"{self}: the best model cannot be loaded, so the weights are those of the last "
                                   f"epoch: {type(e).__name__}: {e}")
 
 
 class EarlyStoppingCallback(TrackerCallback):
-    """Ends the fit when there has been no new best for some epochs; `stopped_epoch` then says in which one
+    """Ends the fit when there has been no new best for some epochs; `stopped_epoch` says in which one, `reason` why
 
     A value that is not finite is no new best. An epoch in which the column's phase had no batch is not counted.
     Raises: ValueError if a parameter means nothing.
     Order: after those that act on a new best."""
     order = TrackerCallback.order + 3
-    state = (*TrackerCallback.state, 'wait', 'stopped_epoch')
+    state = (*TrackerCallback.state, 'wait', 'stopped_epoch', 'reason')
     wait = 0                        # epochs since the last new best
     stopped_epoch: int|None = None  # None if the last fit was not stopped by this callback
+    reason = ''                     # '' if it was not
+    _told = ''                      # what the last value says for itself
 
     def __init__(self,
         monitor: str = 'valid_loss',  # column of a loss or a metric
@@ -203,27 +231,90 @@ class EarlyStoppingCallback(TrackerCallback):
         min_delta: float = 0.,        # better by no more than this is not better
         patience: int = 1,            # so many epochs in a row without a new best end the fit
         reset_on_fit: bool = True,    # forget `best` when a fit starts; `wait` begins anew in any case
+        stopping_threshold: float|None = None,    # a value as good as this, or better, ends it too
+        divergence_threshold: float|None = None,  # so does one that is worse than this
+        check_finite: bool = False,   # and one that is infinite or NaN
     ):
         super().__init__(monitor, comp, min_delta, reset_on_fit)
         if not isinstance(patience, Integral) or patience < 1: raise ValueError(
             f"{self}: patience={patience!r}; give a whole number of epochs, 1 or more")
-        self.patience = patience
+        for name, limit in dict(stopping_threshold=stopping_threshold,
+                                divergence_threshold=divergence_threshold).items():
+            if limit is not None and not math.isfinite(limit): raise ValueError(
+                f"{self}: {name}={limit!r}; give a number, or None for no limit")
+        self.patience, self.check_finite = patience, check_finite
+        self.stopping_threshold, self.divergence_threshold = stopping_threshold, divergence_threshold
 
     def before_fit(self):
         super().before_fit()
-        self.wait, self.stopped_epoch = 0, None
+        self.wait, self.stopped_epoch, self.reason, self._told = 0, None, '', ''
 
     def looked(self, value):
+        self._told = '' if value is None else self._tells(value)
         if value is not None: self.wait = 0 if self.new_best else self.wait+1
+
+    def _tells(self, value):
+        goal, worst, sign = self.stopping_threshold, self.divergence_threshold, 1 if self._max else -1
+        told = f"`{self.monitor}` is {value:g}"
+        if self.check_finite and not math.isfinite(value): return told
+        if goal is not None and sign*value >= sign*goal: return f"{told}, and {goal:g} was wanted"
+        return f"{told}, worse than {worst:g}" if worst is not None and sign*value < sign*worst else ''
 
     def after_epoch(self):
         super().after_epoch()
-        stop = self.learn.agree(self.wait >= self.patience)
+        best = '' if self.best is None else f', the best is {self.best:g}'
+        stop = self.learn.agree(bool(self._told) or self.wait >= self.patience)
         self.stopped_epoch = self.epoch if stop else None
+        self.reason = '' if not stop else self._told or (
+            f"`{self.monitor}` gave no new best for {self.wait} epoch{'s'*(self.wait > 1)}{best}")
         if stop: raise CancelFitException
 
     def after_fit(self):  # under the last row, which is shown when its epoch is over
-        best = '' if self.best is None else f', the best is {self.best:g}'
         if self.stopped_epoch is not None: say(
-            f"Stopped after epoch {self.stopped_epoch+1} of {self.n_epoch}: `{self.monitor}` gave no new best for "
-            f"{self.wait} epoch{'s'*(self.wait > 1)}{best}")
+            f"Stopped after epoch {self.stopped_epoch+1} of {self.n_epoch}: {self.reason}")
+
+
+class TerminateOnNaNCallback(Callback):
+    """Ends the fit at the first batch whose loss or gradients are infinite or NaN, before they get into the weights
+
+    `reason` says where and what. The Recorder has a row of the epoch up to there, without that batch. This has to wait
+    for the device once a batch, since no step may be made before it is known. Steps that mixed precision leaves out
+    because its scale was too large are not looked at, but their losses are.
+    Order: after all that changes gradients: mixed precision (10), which unscales, and clipping (11)."""
+    name = 'terminate_on_nan'  # pyright: ignore[reportAssignmentType]  # where words end cannot be seen in `OnNaN`
+    order = 12
+    run_in = {'fit'}
+    run_valid = False
+    unique = True
+    reason = ''     # '' if the last fit was not ended by this callback
+    _seen = False   # has this batch been looked at?
+
+    def before_fit(self): self.reason = ''
+    def before_batch(self): self._seen = False
+
+    def before_step(self):
+        self._seen = True
+        self._look([(p, p.grad) for p in self.opt.all_params() if p.grad is not None])
+
+    def after_batch(self):  # one without a step, as while gradients are accumulated
+        if not self._seen: self._look([])
+
+    def _look(self, grads):
+        grads = [(p, g.coalesce().values() if g.is_sparse else g) for p, g in grads]
+        values = [v.detach() for v in (self.loss, *(g for _, g in grads)) if v is not None and v.numel()]
+        # the largest magnitude, which is never beyond what the type can hold, as a sum of squares may be
+        if not self.learn.agree(bool(values) and not math.isfinite(get_total_norm(values, math.inf))): return
+        bad = [self.opt.names[p][0] for p, g in grads if not g.isfinite().all()]
+        what = "another process found a bad loss or gradient"
+        if bad: what = f"the gradient of `{'`, `'.join(bad[:3])}`{' …'*(len(bad) > 3)} is not finite"
+        if self.loss is not None and not self.loss.isfinite(): what = f"the loss is {self.loss:g}"
+        self.reason = (f"epoch {self.epoch+1} of {self.n_epoch}, batch {self.iter+1}"
+                       f"{f' of {self.n_iter}' if self.n_iter else ''}: {what}")
+        raise CancelFitException
+
+    def cleanup_train(self):  # what ends in the midst of an epoch has no row otherwise
+        recorder = getattr(self.learn, 'recorder', None)
+        if self.reason and recorder is not None and recorder.run: recorder.after_epoch()
+
+    def after_fit(self):
+        if self.reason: say(f"Stopped in {self.reason}; the weights are those before its step")

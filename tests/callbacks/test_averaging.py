@@ -227,7 +227,7 @@ def test_block():
     with pytest.raises(KeyError), learn.averaged(), learn.averaged(): raise KeyError
 
     assert equal(weights(learn), before) and learn.n_step == 4
-    with pytest.raises(ValueError, match='a second one would undo'): learn.add_cb(EMA())
+    with pytest.raises(ValueError, match='would undo its work'): learn.add_cb(EMA())
 
 def test_waits_for_nothing():
     "Averaging reads nothing from the device"

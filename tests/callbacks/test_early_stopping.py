@@ -96,3 +96,43 @@ def test_processes_agree():
     learn.fit(3)
 
     assert asked == [False, False, True] and len(learn.recorder.values) == 3
+
+
+# ---- what a value says for itself
+
+@pytest.mark.parametrize('values, kwargs, n, reason', [
+    ([5., 3., 2., 1.], dict(stopping_threshold=2.), 3, '`score` is 2, and 2 was wanted'),
+    ([5., 6., 7., 1.], dict(stopping_threshold=6.5, comp='max'), 3, '`score` is 7, and 6.5 was wanted'),
+    ([5., 9., 2., 1.], dict(divergence_threshold=8.), 2, '`score` is 9, worse than 8'),
+    ([5., 8., -2., 1.], dict(divergence_threshold=-1., comp='max'), 3, '`score` is -2, worse than -1'),
+    ([5., inf, 2.], dict(divergence_threshold=8.), 2, '`score` is inf, worse than 8'),
+    ([5., nan, 2.], dict(check_finite=True), 2, '`score` is nan'),
+    ([5., nan, 2.], dict(stopping_threshold=1., divergence_threshold=9.), 3, ''),
+    ([5., 4., 4.], dict(stopping_threshold=1., patience=1), 3,
+     '`score` gave no new best for 1 epoch, the best is 4')])
+def test_values_that_end_a_fit(values, kwargs, n, reason, capsys):
+    "A value that is good enough, too bad or no number ends the fit, if that is asked for; `reason` says which"
+    cb = EarlyStoppingCallback('score', **dict(comp='min', patience=3) | kwargs)
+    learn = scripted(values, cb)
+
+    learn.fit(len(values))
+    said = capsys.readouterr().out
+
+    assert (len(learn.recorder.values), cb.reason) == (n, reason)
+    assert said == (f'Stopped after epoch {n} of {len(values)}: {reason}\n' if reason else '')
+
+def test_reason_is_that_of_the_last_fit():
+    "A fit that comes to its end has none"
+    learn = scripted([2., 3.], cb := EarlyStoppingCallback('score', 'min'))
+    learn.fit(2)
+    first, learn.metrics[0].values = cb.reason, [3., 2.]
+
+    learn.fit(2)
+
+    assert first and not cb.reason
+
+@pytest.mark.parametrize('name', ['stopping_threshold', 'divergence_threshold'])
+@pytest.mark.parametrize('value', [nan, inf])
+def test_odd_limits(name, value):
+    "What no value can be compared with is refused"
+    with pytest.raises(ValueError, match=f'{name}={value}; give a number'): EarlyStoppingCallback(**{name: value})

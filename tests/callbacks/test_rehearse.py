@@ -26,12 +26,21 @@ def test_all_is_done_and_nothing_is_left(tmp_path, fitted, capsys):
     learn.add_cb(Callback(after_batch=lambda cb: seen.append(cb.training)))
     before = state(learn, tmp_path)
 
-    learn.dry_run()
+    learn.dry_run('fit_one_cycle', 1) if fitted else learn.dry_run()
 
     told = capsys.readouterr().out
     assert seen == [True, False] and state(learn, tmp_path) == before
     assert 'dry_run: 1 epoch of 1 batch went through; written and gone: history.csv, models/checkpoints/run' in told
     assert 'models/model.pth' in told
+
+def test_no_optimizer_is_made():
+    "A method that asks for one gets one that is gone afterwards"
+    learn = synth_learner()
+    before = learn.state_hash()
+
+    learn.dry_run('fit_one_cycle', 1, 1e-2)
+
+    assert learn.opt is None and learn.state_hash() == before
 
 def test_the_next_fit_is_like_one_without(tmp_path):
     "Bit for bit, also if the dry run made the optimizer"

@@ -288,3 +288,58 @@ def test_file_is_gone_at_the_end(tmp_path):
     with pytest.warns(UserWarning, match='best model cannot be loaded.*FileNotFoundError'): learn.fit(2)
 
     assert at_epoch(learn) == [1]
+
+
+# ---- the n best ones
+
+@pytest.mark.parametrize('values, kwargs, kept, best', [
+    ([5., 3., 4., 2.5, 9.], {}, ['model_1', 'model_3'], 3), ([5., 3., 3., 3.], {}, ['model_1', 'model_2'], 1),
+    ([5., nan, inf, 6.], {}, ['model_0', 'model_3'], 0),
+    ([5., 3., 4., 7.], dict(comp='max'), ['model_0', 'model_3'], 3), ([5., 3., 4.], dict(n_best=1), ['model_1'], 1),
+    ([5., 3.], dict(n_best=9, fname='a'), ['a_0', 'a_1'], 1)])
+def test_n_best(values, kwargs, kept, best, tmp_path):
+    "The files of the best epochs are kept, and no others that it wrote; the best one is loaded"
+    learn = learner(tmp_path, values, cb := SaveModelCallback('score', **dict(comp='min', n_best=2) | kwargs))
+    learn.create_opt()
+    learn.save('mine')
+
+    learn.fit(len(values))
+
+    assert files(tmp_path) == sorted([*kept, 'mine']) and at_epoch(learn) == [best]
+    assert cb.kept == sorted(cb.kept, reverse=kwargs.get('comp') == 'max') and {name for _, name in cb.kept} == {*kept}
+
+def test_n_best_of_two_fits(tmp_path):
+    "Where the best is not forgotten, what an earlier fit has kept is neither overwritten nor lost"
+    learn = learner(tmp_path, [2., 4.], cb := saver(n_best=2, reset_on_fit=False))
+    learn.fit(2)
+    learn.metrics[0].values = [3., 5.]
+
+    learn.fit(2)
+
+    assert cb.kept == [[2., 'model_0'], [3., 'model_0_2']] and files(tmp_path) == ['model_0', 'model_0_2']
+
+def test_n_best_goes_on(tmp_path):
+    "With its state in another Learner it goes on with the files there are"
+    first = learner(tmp_path, [5., 3., 4., 1.], cb := saver(n_best=2))
+    first.fit(3)
+    state = deepcopy(cb.state_dict())
+    second = learner(tmp_path, [0., 0., 0., 1.], cb := saver(n_best=2))
+
+    second.fit(4, start_epoch=3, cbs=Callback(before_train=lambda o: cb.load_state_dict(state)))
+
+    assert files(tmp_path) == ['model_1', 'model_3'] and cb.kept == [[1., 'model_3'], [3., 'model_1']]
+
+def test_n_best_that_cannot_be_saved(tmp_path):
+    "What cannot be saved is none of them, and no file goes for it"
+    learn = learner(tmp_path, [5., 4., 3.], cb := saver(n_best=1), Failing(tmp_path, {2}))
+
+    with pytest.warns(UserWarning, match='was not saved as `model_2`'): learn.fit(3)
+
+    assert cb.kept == [[4., 'model_1']] and at_epoch(learn) == [1]
+
+@pytest.mark.parametrize('kwargs, error', [
+    (dict(n_best=0), 'how many files'), (dict(n_best=2.), 'how many files'), (dict(n_best=2, at_end=True), 'two'),
+    (dict(n_best=2, every_epoch=True), 'two')])
+def test_odd_n_best(kwargs, error):
+    "It is a number of files, and what it keeps is chosen by the column alone"
+    with pytest.raises(ValueError, match=error): SaveModelCallback(**kwargs)

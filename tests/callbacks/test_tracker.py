@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from learner.callback import Callback
+from learner.callbacks.plateau import ReduceLROnPlateau
 from learner.callbacks.recorder import Recorder
 from learner.callbacks.tracker import EarlyStoppingCallback, SaveModelCallback, TrackerCallback
 from learner.events import CancelEpochException, CancelFitException, CancelTrainException, CancelValidException
@@ -13,7 +14,8 @@ from learner.measure import Metric
 from tests.helpers import raises, synth_dls, synth_learner
 
 nan, inf = math.nan, math.inf
-every_tracker = pytest.mark.parametrize('cls', [TrackerCallback, SaveModelCallback, EarlyStoppingCallback])
+every_tracker = pytest.mark.parametrize('cls', [TrackerCallback, SaveModelCallback, EarlyStoppingCallback,
+                                                ReduceLROnPlateau])
 
 
 class Script(Metric):
