@@ -31,9 +31,13 @@ from .callbacks import fits as fits, preview as preview  # they add methods to t
 from .callbacks.torch_schedule import TorchScheduler
 from .callbacks.lr_find import LRFinder, minimum, slide, steep, valley
 from .callbacks.finetune import BnFreeze, FreezeUntil
-from .callbacks.tracker import EarlyStoppingCallback, SaveModelCallback, TrackerCallback
+from .callbacks.tracker import EarlyStoppingCallback, SaveModelCallback, TerminateOnNaNCallback, TrackerCallback
 from .callbacks.training import GradientAccumulation, GradientClip
 from .callbacks.averaging import EMA
+from .callbacks.precision import MixedPrecision
+from .callbacks.channels import ChannelsLast
+from .callbacks.compile import Compiled
+from .callbacks.recompute import ActivationCheckpointing
 from .callbacks.swa import SWA
 from .hooks import Hook, Hooks, find_modules, hook_input, hook_inputs, hook_output, hook_outputs
 from .callbacks.hook import HookCallback
@@ -41,6 +45,9 @@ from .callbacks.stats import ActivationStats, GradientStats
 from .callbacks import batch_size as batch_size, doctor as doctor, rehearse as rehearse
 from .callbacks.collect import CollectDataCallback, FetchPredsCallback
 from .callbacks.turns import TakeTurns, Turn
+from .callbacks.mixup import CutMix, MCDropout, MixHandler, MixUp, ProgressiveResize
+from .callbacks.rnn import ModelResetter, RNNCallback, RNNRegularizer, rnn_cbs
+from .callbacks.plateau import ReduceLROnPlateau
 from .callbacks.control import ShortEpochCallback, SkipToEpoch, TimeLimit
 from .callbacks.profile import ProfilerCallback, Timer
 from . import resampled as resampled
@@ -84,11 +91,13 @@ __all__ = [
     'combine_scheds', 'combined_cos', 'three_phase_cos', 'cos_restarts', 'policy_fixed', 'policy_step', 'policy_exp',
     'policy_inv', 'policy_multistep', 'policy_poly', 'policy_sigmoid', 'policy_warmup', 'policy_cos_restarts',
     'TrackerCallback', 'SaveModelCallback', 'EarlyStoppingCallback', 'GradientClip',
-    'GradientAccumulation', 'EMA', 'SWA',
+    'GradientAccumulation', 'EMA', 'SWA', 'MixedPrecision', 'ChannelsLast', 'Compiled', 'ActivationCheckpointing',
     'Every', 'Checkpoint', 'SignalCallback', 'DamagedFile',
     'Hook', 'Hooks', 'hook_output', 'hook_outputs', 'hook_input', 'hook_inputs', 'find_modules', 'HookCallback',
     'ShortEpochCallback', 'TimeLimit', 'SkipToEpoch', 'Timer', 'ProfilerCallback',
     'CollectDataCallback', 'FetchPredsCallback', 'TakeTurns', 'Turn',
+    'MixHandler', 'MixUp', 'CutMix', 'MCDropout', 'ProgressiveResize', 'ModelResetter', 'RNNCallback', 'RNNRegularizer',
+    'rnn_cbs', 'ReduceLROnPlateau', 'TerminateOnNaNCallback',
     'ActivationStats', 'GradientStats', 'Summary', 'layer_info', 'Module', 'ParameterModule', 'has_params',
     'requires_grad', 'total_params', 'children_and_parameters', 'flatten_model', 'set_bn_eval', 'dummy_eval',
     'in_channels', 'model_sizes', 'num_features_model',

@@ -19,12 +19,14 @@ levels = [
     '''callback calls checks data display findings frame host loader losses measure metrics optim plot sizes
        skmetrics state''',
     'learner',
-    '''callbacks.averaging callbacks.batch_size callbacks.checkpoint callbacks.collect callbacks.control
-       callbacks.csv_logger callbacks.doctor callbacks.finetune callbacks.fit_call callbacks.fits callbacks.hook
-       callbacks.look callbacks.lr_find callbacks.preview callbacks.profile callbacks.progress callbacks.recorder
-       callbacks.rehearse callbacks.resume callbacks.save callbacks.saved_state callbacks.schedule callbacks.series
-       callbacks.show callbacks.signals callbacks.stats callbacks.summary callbacks.swa callbacks.torch_schedule
-       callbacks.tracker callbacks.training callbacks.turns no_trace resampled''',
+    '''callbacks.averaging callbacks.batch_size callbacks.channels callbacks.checkpoint callbacks.collect
+       callbacks.compile callbacks.control callbacks.csv_logger callbacks.doctor callbacks.finetune
+       callbacks.fit_call callbacks.fits callbacks.hook callbacks.look callbacks.lr_find callbacks.mixup
+       callbacks.plateau callbacks.precision callbacks.preview callbacks.profile callbacks.progress
+       callbacks.recompute callbacks.recorder callbacks.rehearse callbacks.resume callbacks.rnn callbacks.save
+       callbacks.saved_state callbacks.schedule callbacks.series callbacks.show callbacks.signals callbacks.stats
+       callbacks.summary callbacks.swa callbacks.torch_schedule callbacks.tracker callbacks.training callbacks.turns
+       no_trace resampled''',
     '__init__ all',
 ]
 # All imports within a level: a file, and those it builds on.
@@ -35,9 +37,10 @@ same_level = {
     'metrics': 'measure', 'plot': 'display', 'sizes': 'loader', 'skmetrics': 'measure',
     'callbacks.averaging': 'callbacks.schedule', 'callbacks.batch_size': 'no_trace resampled',
     'callbacks.checkpoint': 'callbacks.tracker',
-    'callbacks.doctor': 'callbacks.look no_trace resampled',
+    'callbacks.channels': 'callbacks.precision', 'callbacks.doctor': 'callbacks.look no_trace resampled',
     'callbacks.finetune': 'callbacks.fits callbacks.schedule', 'callbacks.fits': 'callbacks.schedule',
     'callbacks.lr_find': 'callbacks.recorder no_trace',
+    'callbacks.plateau': 'callbacks.schedule callbacks.torch_schedule callbacks.tracker',
     'callbacks.preview': 'callbacks.fit_call callbacks.schedule callbacks.torch_schedule',
     'callbacks.profile': 'callbacks.control callbacks.fit_call callbacks.rehearse',
     'callbacks.recorder': 'callbacks.series', 'callbacks.rehearse': 'callbacks.control callbacks.fit_call no_trace',
