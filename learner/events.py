@@ -5,7 +5,7 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
-from .utils import edit_distance
+from .utils import is_near
 
 __all__ = ['CancelException', 'CancelFitException', 'CancelEpochException', 'CancelTrainException',
            'CancelValidException', 'CancelBatchException', 'CancelBackwardException', 'CancelStepException',
@@ -56,7 +56,7 @@ def similar_event(
     if name in vars(event): return ''
     words = [dict(begin='before', valid='validate', val='validate').get(w, w) for w in name.split('_')]
     if '_'.join(words) in vars(event): return '_'.join(words)
-    return next((e for e in vars(event) if abs(len(e)-len(name)) <= 2 and edit_distance(e, name) <= 2), '')
+    return next((e for e in vars(event) if is_near(e, name, 2)), '')
 
 
 def no_event(name: str, owner: str) -> str:  # what names something that is no event, and the name

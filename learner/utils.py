@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ['replacing', 'optional', 'warn', 'edit_distance', 'rng_state', 'set_rng_state', 'set_seed']
+__all__ = ['replacing', 'optional', 'warn', 'edit_distance', 'is_near', 'rng_state', 'set_rng_state', 'set_seed']
 
 
 @contextmanager
@@ -72,6 +72,11 @@ def edit_distance(a: str, b: str) -> int:
         last, row = row, [i+1]
         for j, cb in enumerate(b): row.append(min(last[j]+(ca != cb), last[j+1]+1, row[j]+1))
     return row[-1]
+
+
+def is_near(a: str, b: str, most: int) -> bool:
+    "Is their `edit_distance` at most that? Nearly always lengths or letters tell at once, which classes are made by"
+    return abs(len(a)-len(b)) <= most and len({*a} ^ {*b}) <= 2*most and edit_distance(a, b) <= most
 
 
 def rng_state() -> dict[str, Any]:  # states of python's, numpy's, torch's and every initialised GPU's generator

@@ -1,6 +1,7 @@
 """Processes that are killed at any moment and started again: they end as if nothing had happened.
 
-The kills at random are made by tests/torture, of which this is the small part: one fit, no accumulation."""
+The kills at random are made by tests/torture, of which this is the small part: one fit. In the cells 'ema' and 'swa'
+are also accumulation, float16 with its scale, mixing, averages and further trackers."""
 import json
 import os
 import re
@@ -30,7 +31,8 @@ from tests.resume_helpers import AskAt, halves, noisy_learner, noisy_loaders, re
 
 # ---- R1, R2: at random
 
-cells = [f'{workers} {dtype}' for workers in ('0', '2', 'persistent') for dtype in ('fp32', 'bf16')]
+cells = [*(f'{workers} {dtype}' for workers in ('0', '2', 'persistent') for dtype in ('fp32', 'bf16')), '0 ema',
+         '2 swa']
 n_kills = 5
 
 

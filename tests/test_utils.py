@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner.utils import edit_distance, rng_state, set_rng_state, set_seed, warn
+from learner.utils import edit_distance, is_near, rng_state, set_rng_state, set_seed, warn
 
 
 def draws(): return random.random(), np.random.rand(), torch.rand(2).tolist()
@@ -76,3 +76,10 @@ def test_warnings_point_at_the_users_line():
 def test_edit_distance(a, b, n):
     "Insertions, deletions and replacements are counted, from either side"
     assert edit_distance(a, b) == edit_distance(b, a) == n
+
+@pytest.mark.parametrize('most', [0, 1, 2, 3])
+def test_what_is_near_is_within_so_many_edits(most):
+    "The quick look at lengths and letters leaves nothing out"
+    words = ['before_fit', 'befor_fitt', 'before_batch', 'after_fit', 'fit', '', 'tif_erofeb', 'before_fot', 'bfeore_']
+
+    assert all(is_near(a, b, most) == (edit_distance(a, b) <= most) for a in words for b in words)

@@ -1,8 +1,8 @@
 """What `learn.doctor` measures while it trains a few batches: callbacks that fill in a Seen of findings.py."""
-from statistics import median
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -61,7 +61,7 @@ class Clock(Callback):
 
     def share(self) -> float:  # 0 to 1
         "Of the time, how much the usual batch was waited for"
-        wait, work = median(self.waits or [0.]), median(self.works or [0.])
+        wait, work = (float(np.median(seconds or [0.])) for seconds in (self.waits, self.works))
         return wait/(wait+work) if wait > .001 else 0.  # less is as good as none
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import pairwise
 from numbers import Integral
-from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from fastcore.basics import patch
 from torch import Tensor, nn
@@ -48,8 +48,8 @@ def _timed(names, device, forward) -> tuple[dict[nn.Module, float], float]:
         return calls.costs(lambda a, b: (b-a)*1000)
     passes = [costs(names) for _ in range(n_timed+1)][1:]
     model = next(iter(names))
-    return ({m: median(ms[m] for ms in passes) for m in passes[0]},
-            median(costs({model: ''})[model] for _ in range(n_timed)))
+    return ({m: float(np.median([ms[m] for ms in passes])) for m in passes[0]},
+            float(np.median([costs({model: ''})[model] for _ in range(n_timed)])))
 
 
 def _counted(names, forward) -> tuple[Calls, dict[nn.Module, int], int|None]:  # with multiply-adds

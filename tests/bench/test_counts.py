@@ -12,7 +12,9 @@ import torch
 from torch.optim import SGD
 from torch.overrides import TorchFunctionMode
 
-from learner import Learner
+from learner import (EMA, SWA, ActivationStats, ChannelsLast, CollectDataCallback, GradientAccumulation, GradientClip,
+                     GradientStats, Learner, MixedPrecision, MixUp, ShortEpochCallback, TerminateOnNaNCallback,
+                     TimeLimit, Timer)
 from learner.callback import Callback
 from learner.callbacks import progress
 from learner.callbacks.recorder import Recorder
@@ -91,6 +93,22 @@ class AfterCancel(Callback):
 def test_idle_callback_costs_nothing(cls):
     "A callback that has nothing to do in a training batch adds no call to it"
     assert calls_per_batch(learner_fit, [cls, cls]) == calls_per_batch(learner_fit)
+
+
+techniques = {  # calls that each adds to a batch, now, and nearly
+    GradientAccumulation: (33, partial(GradientAccumulation, 1, 'batches')), GradientClip: (144, GradientClip),
+    EMA: (23, EMA), SWA: (3, SWA), MixUp: (128, MixUp), MixedPrecision: (94, partial(MixedPrecision, 'bf16')),
+    TerminateOnNaNCallback: (113, TerminateOnNaNCallback), ShortEpochCallback: (1, partial(ShortEpochCallback, 1.)),
+    TimeLimit: (4, partial(TimeLimit, '1h')), Timer: (45, Timer), ChannelsLast: (18, ChannelsLast),
+    CollectDataCallback: (73, CollectDataCallback), ActivationStats: (77, partial(ActivationStats, every=10)),
+    GradientStats: (38, partial(GradientStats, every=10))}
+
+@pytest.mark.parametrize('cls', techniques, ids=lambda cls: cls.__name__)
+def test_a_technique_costs_what_it_did(cls):
+    "The calls that it adds to a batch of the smallest network, most of which torch makes for it; a tenth is let pass"
+    n, make = techniques[cls]
+
+    assert calls_per_batch(lambda k: learner_fit(k, make()))-calls_per_batch(learner_fit) <= 1.1*n+2
 
 
 # ---- waits for the device

@@ -10,10 +10,11 @@ from itertools import groupby, product
 from time import perf_counter
 
 from tests.torture.driver import torture_all
-from tests.torture.script import Cell, fits
+from tests.torture.script import Cell, fits, kits
 
 n_kills = 4  # of each fit of a cell
 cells = [Cell(*names) for names in product(('0', '2', 'persistent', 'changing'), ('fp32', 'bf16'), ('1', '3'), fits)]
+cells += [Cell(*names) for names in product(('0', '2'), kits, ('1',), (*fits, 'own_plateau'))]
 
 
 def row(names, reports):

@@ -21,15 +21,21 @@ from torch.utils.data import DataLoader
 from learner import files
 from learner.callback import Callback
 from learner.callbacks import checkpoint
+from learner.callbacks.averaging import EMA
 from learner.callbacks.checkpoint import Checkpoint
 from learner.callbacks.csv_logger import CSVLogger
 from learner.callbacks.finetune import BnFreeze, FreezeUntil
+from learner.callbacks.mixup import MixUp
+from learner.callbacks.plateau import ReduceLROnPlateau as LowersRate
+from learner.callbacks.precision import MixedPrecision
 from learner.callbacks.recorder import Recorder
 from learner.callbacks.schedule import ParamScheduler
 from learner.callbacks.signals import SignalCallback
 from learner.callbacks.torch_schedule import TorchScheduler
-from learner.callbacks.tracker import EarlyStoppingCallback, SaveModelCallback, TrackerCallback
-from learner.callbacks.training import GradientClip
+from learner.callbacks.swa import SWA
+from learner.callbacks.tracker import (EarlyStoppingCallback, SaveModelCallback, TerminateOnNaNCallback,
+                                       TrackerCallback)
+from learner.callbacks.training import GradientAccumulation, GradientClip
 from learner.display import set_display
 from learner.events import CancelStepException
 from learner.files import load_file
@@ -44,7 +50,7 @@ from tests.resume_helpers import Noisy, halves, network, record
 class Cell(NamedTuple):
     "What a training is done with"
     workers: str = '0'       # a number, or 'persistent': two that are kept
-    dtype: str = 'fp32'      # or 'bf16', by autocast
+    dtype: str = 'fp32'      # or 'bf16', by autocast, or a key of `kits`
     accum: str = '1'         # batches of a step
     fit: str = 'one_cycle'   # a key of `fits`
 
@@ -147,7 +153,17 @@ def plateau(learn, steps, cbs, go_on):  # and ends early
 def two_fits(learn, steps, cbs, go_on):
     for n in (1, 3): learn.fit(n, lr, cbs=[*cbs, OneCycleLR], n_steps=steps, resume=go_on)
 
+def own_plateau(learn, steps, cbs, go_on):
+    learn.fit(6, lr, cbs=[*cbs, LowersRate('valid_accuracy')], n_steps=steps, resume=go_on)
+
 fits = {f.__name__: f for f in (one_cycle, fine_tune, plateau, two_fits)}
+
+def _kit(average):  # techniques that change steps, weights and what is kept: all that go together
+    return lambda: [MixedPrecision('fp16', init_scale=2.**22, growth_interval=3), GradientAccumulation(20), average(),
+                    MixUp(), TerminateOnNaNCallback(), SaveModelCallback('valid_accuracy', fname='many', n_best=2),
+                    EarlyStoppingCallback(patience=8, stopping_threshold=1e-9)]
+
+kits = dict(ema=_kit(lambda: EMA(.9)), swa=_kit(lambda: SWA('2ep')))
 
 
 def loaders(workers, bs=8):
@@ -166,6 +182,7 @@ def learner(folder, cell):
            TellsPlaces()]
     learn = Learner(loaders(cell.workers), network(), nn.CrossEntropyLoss(), AdamW, splitter=halves, cbs=cbs,
                     metrics=[accuracy, Perplexity()], path=folder, train_bn=False)
+    if cell.dtype in kits: learn.add_cbs(kits[cell.dtype]())
     if cell.dtype == 'bf16': learn.forward_context = lambda: torch.autocast('cpu', torch.bfloat16)
     return learn
 
@@ -188,10 +205,11 @@ def main(folder, cell, tag='', n=0):
     tell('start')
     set_display('log')
     warnings.filterwarnings('ignore', 'This DataLoader will create')
+    warnings.filterwarnings('ignore', r'MixedPrecision\(.*(no step|were left out)|.*was made for')  # it begins too high
     tell_of_files()
     learn = learner(folder, cell)
     accumulates = [Accumulates()] if cell.accum == '3' else []
-    fits[cell.fit](learn, 3 if accumulates else None, accumulates, True)
+    (fits | dict(own_plateau=own_plateau))[cell.fit](learn, 3 if accumulates else None, accumulates, True)
     tell('over')
     tell('result', json.dumps(result(learn, folder)))
     tell('end')
