@@ -72,7 +72,8 @@ def weighted_dataloaders(self: DataLoaders,
         f"weighted_dataloaders: {len(wgts)} weights from {wgts.min():g} to {wgts.max():g} for {n} training items; give "
         "one for each, 0 or more")
     sampler = WeightedRandomSampler(wgts, n, generator=getattr(self.train, 'generator', None))
-    return _with_loaders(self, remade(self.train.dl, 'weighted_dataloaders', batch_size=bs or self.bs, sampler=sampler))
+    bs = self.bs if bs is None else bs
+    return _with_loaders(self, remade(self.train.dl, 'weighted_dataloaders', batch_size=bs, sampler=sampler))
 
 
 @patch
@@ -87,7 +88,8 @@ def partial_dataloaders(self: DataLoaders,
     if not isinstance(partial_n, Integral) or not 0 < partial_n <= n: raise ValueError(
         f"partial_dataloaders: partial_n={partial_n!r}; give a number of items, up to {n}")
     sampler = RandomSampler(self.train_ds, num_samples=int(partial_n), generator=getattr(self.train, 'generator', None))
-    return _with_loaders(self, remade(self.train.dl, 'partial_dataloaders', batch_size=bs or self.bs, sampler=sampler))
+    bs = self.bs if bs is None else bs
+    return _with_loaders(self, remade(self.train.dl, 'partial_dataloaders', batch_size=bs, sampler=sampler))
 
 
 @patch

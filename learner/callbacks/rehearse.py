@@ -19,10 +19,14 @@ __all__ = ['rehearse']
 path_names = 'path', 'fname'  # attributes under which our callbacks have where they write
 
 
+def _below(path):  # the same place below another folder
+    path = Path(path)
+    return Path(*[o for o in path.parts if o not in (path.anchor, '..')])
+
 def _move_paths(cb, path, folder):  # where it writes, with the file that it has begun
     for k in path_names:
         if not isinstance(v := vars(cb).get(k), str|Path): continue
-        new = Path(*Path(v).parts[1:]) if Path(v).is_absolute() else Path(v)
+        new = _below(v)
         if (path/v).is_file():
             (folder/new).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path/v, folder/new)
@@ -43,7 +47,7 @@ def rehearse(
     if call.resume: raise ValueError(f"{what}: leave out `resume`, which goes on with what was saved")
     metrics, path = learn.metrics, Path(learn.path)
     with learn.added_cbs([*call.cbs, *cbs]), TemporaryDirectory() as folder, trial_frame(learn, what, done):
-        learn._metrics, learn.path = metrics, Path(folder)
+        learn._metrics, learn.path, learn.model_dir = metrics, Path(folder), _below(learn.model_dir)
         for cb in learn.cbs: _move_paths(cb, path, Path(folder))
         learn.n_epoch, learn.epoch, learn.n_steps, learn.stopped_by = call.n_epoch, call.start_epoch, call.n_steps, ''
         learn._fit('fit', call.lr, call.wd, None, call.reset_opt)

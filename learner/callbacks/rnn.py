@@ -28,14 +28,18 @@ class ModelResetter(Callback):
     def before_train(self): self._reset()
 
     def before_validate(self):
-        if self.run_kind == 'validate': self.held = self._hidden(), self.held
+        if self.run_kind == 'validate':
+            hidden = [(attrs, k, v, [t.detach().clone() for t in tensors_in(v)]) for _, attrs, k, v in self._hidden()]
+            self.held = hidden, self.held
         self._reset()
 
     def cleanup_validate(self):
         if self.held is None: return  # it is the fit's own, between two trainings
         self._reset()
         hidden, self.held = self.held
-        for _, attrs, k, v in hidden: attrs[k] = v
+        for attrs, k, v, values in hidden:
+            attrs[k] = v
+            for t, value in zip(tensors_in(v), values): t.data.copy_(value)  # a `reset` may have written into it
 
     def cleanup_fit(self):  # also after an error: it may hold a graph
         if hasattr(unwrapped(self.model), 'reset'): self._reset()

@@ -31,6 +31,7 @@ class TakeTurns(Callback):
     done = 0                # training batches since the fit began
     now: Any = None         # the Turn of this batch; None between batches
     before: Any = ()        # what this batch has changed, to be put back
+    held: Any = ()          # the losses that validations within this batch have put aside
 
     def __init__(self,
         turns: list,  # Turns, or tuples of what they are made of, in their order
@@ -56,18 +57,20 @@ class TakeTurns(Callback):
         self.now = order[self.done % len(order)]
         mine = self._ps(self.now)
         frozen = [p for p in self.model.parameters() if p.requires_grad and p not in mine]
-        self.before = frozen, self.loss_func
+        self.before, self.held = (frozen, self.loss_func), []
         for p in frozen: p.requires_grad_(False)
         self.learn.loss_func = self.now.loss_func
 
     def before_validate(self):  # also within a batch
-        if self.before: self.learn.loss_func = self.before[1]
+        if not self.before: return
+        self.held.append(self.loss_func)  # the turn's, or what another callback made of it
+        self.learn.loss_func = self.before[1]
 
     def cleanup_validate(self):
-        if self.before: self.learn.loss_func = self.now.loss_func
+        if self.held: self.learn.loss_func = self.held.pop()
 
     def cleanup_batch(self):
         if not self.before: return
         frozen, self.learn.loss_func = self.before
         for p in frozen: p.requires_grad_(True)
-        self.before, self.now, self.done = (), None, self.done+1
+        self.before, self.held, self.now, self.done = (), (), None, self.done+1

@@ -33,6 +33,23 @@ def test_all_is_done_and_nothing_is_left(tmp_path, fitted, capsys):
     assert 'dry_run: 1 epoch of 1 batch went through; written and gone: history.csv, models/checkpoints/run' in told
     assert 'models/model.pth' in told
 
+def test_nothing_is_written_elsewhere(tmp_path, capsys):
+    "Whatever the names lead to: an absolute `model_dir`, or one above; what is there stays as it is"
+    path, real = tmp_path/'a'/'b', tmp_path/'real'
+    def make(n, **kwargs):
+        return synth_learner([SaveModelCallback(fname='../../best'), SaveModelCallback(fname=tmp_path/'other'), Counts,
+                              CSVLogger(fname='../rows.csv')], n=n, n_valid=3, path=path, metrics=mse, **kwargs)
+    make(6, model_dir=real).fit(1)
+    def files(): return {p: p.read_bytes() for p in tmp_path.rglob('*') if p.is_file()}
+    before = files()
+    for model_dir in real, '../up':
+        learn = make(9, model_dir=model_dir)
+
+        learn.dry_run()
+
+        assert files() == before and learn.model_dir == model_dir
+        assert 'best.pth' in capsys.readouterr().out
+
 def test_no_optimizer_is_made():
     "A method that asks for one gets one that is gone afterwards"
     learn = synth_learner()

@@ -75,6 +75,30 @@ def test_validation_within_a_batch_changes_nothing(name, order):
 
     assert all(map(torch.equal, weights(alone), weights(looked)))
 
+class InPlace(nn.Module):
+    "A recurrent model that writes its hidden state into the tensor it has"
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head, self.hidden = nn.RNN(2, 3, batch_first=True), nn.Linear(3, 1), torch.zeros(1, 4, 3)
+    def reset(self): self.hidden.zero_()
+    def forward(self, x):
+        out, h = self.rnn(x, self.hidden.clone())
+        self.hidden.copy_(h.detach())
+        return self.head(out)[:, -1]
+
+@pytest.mark.parametrize('name', ['before_batch', 'after_pred', 'before_step'])
+def test_validation_leaves_a_hidden_state_that_is_written_in_place(name):
+    "Values and tensors are those it had, also where `reset` writes into them"
+    def fitted(*cbs):
+        torch.manual_seed(1)
+        learn = synth_learner([ModelResetter, *cbs], dls=(data(), data(2)), model=InPlace(), lr=.1)
+        learn.fit(1)
+        return weights(learn)
+
+    looked = fitted(Callback(**{name: lambda o: o.training and o.learn.validate()}))
+
+    assert all(map(torch.equal, fitted(), looked))
+
 @pytest.mark.parametrize('at', [2, 5, 8])
 def test_hidden_state_is_resumed(tmp_path, at):
     "A fit that was stopped in mid-epoch goes on with the hidden state it had, in a process of its own too"

@@ -4,9 +4,10 @@ import torch
 from torch import nn
 
 from learner import Callback, CancelBatchException, Learner
+from learner.callbacks.mixup import MixUp
 from learner.callbacks.turns import TakeTurns, Turn
 from learner.optim import SGD
-from tests.helpers import raises, synth_learner
+from tests.helpers import raises, synth_learner, weights
 
 
 class Gan(nn.Module):
@@ -60,6 +61,23 @@ def test_validation_has_the_learners_own_loss():
     expected = torch.cat([(gan(x)-y).detach()**2 for x, y in learn.dls.valid]).mean()
     assert learn.final_record['valid_loss'] == pytest.approx(float(expected)) == pytest.approx(seen[-1])
     assert len(seen) == 6 and isinstance(learn.loss_func, nn.MSELoss)
+
+@pytest.mark.parametrize('order', [-40, 50])
+@pytest.mark.parametrize('event', ['before_batch', 'after_pred', 'after_loss'])
+def test_validation_leaves_what_others_made_of_the_loss(event, order):
+    "A batch that MixUp has mixed goes on with its mixed loss"
+    data = [(torch.randn(8, 2), torch.randint(3, (8,))) for _ in range(3)]
+    def fitted(*cbs):
+        torch.manual_seed(1)
+        turns = TakeTurns([('', nn.CrossEntropyLoss(label_smoothing=.1))])
+        learn = Learner((data, data), nn.Sequential(nn.Linear(2, 3)), nn.CrossEntropyLoss(), SGD, lr=.1,
+                        cbs=[turns, MixUp(), *cbs], default_cbs=dict(progress=None))
+        learn.fit(1)
+        return weights(learn)
+    look = Callback(**{event: lambda cb: cb.training and cb.learn.validate()})
+    look.order = order
+
+    assert all(map(torch.equal, fitted(look), fitted()))
 
 @pytest.mark.parametrize('event', ['before_batch', 'after_pred', 'after_loss', 'before_step'])
 @pytest.mark.parametrize('ex', [ValueError, KeyboardInterrupt, CancelBatchException])
