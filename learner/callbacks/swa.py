@@ -73,8 +73,12 @@ class SWA(WeightAverage):
     def after_step(self):
         if self.every.at_step(self.learn) and self._has_begun(self.pct_train): self._add()
 
+    def before_train(self): self._see_modes()  # an evaluation within the epoch asks for them too
+
+    def _see_modes(self): self.evals = [k for k, m in named_layers(self.model) if not m.training]
+
     def after_train(self):
-        self.evals = [k for k, m in named_layers(self.model) if not m.training]
+        self._see_modes()
         self.n_batches = self.dl.position  # not `iter`: no batch may have been left to a fit that went on
         if self.every.at_epoch(self.learn) and self._has_begun((self.epoch+1)/self.n_epoch): self._add()
 
@@ -107,7 +111,9 @@ class SWA(WeightAverage):
 
     def _fill(self, norms):
         momenta = [m.momentum for m in norms]
+        own = [(m._buffers, k, b) for m in norms for k, b in m._buffers.items() if b is not None]
         try:
+            for buffers, k, b in own: buffers[k] = b.detach().clone()  # a batch under way may have to go backward
             for m in norms:
                 m.reset_running_stats()
                 m.momentum = None  # a plain average over batches
@@ -115,6 +121,9 @@ class SWA(WeightAverage):
             self.learn.validate(0, cbs=_Statistics(modes, self.n_batches))
         finally:
             for m, momentum in zip(norms, momenta): m.momentum = momentum
+            for buffers, k, b in own:
+                b.data.copy_(buffers[k])
+                buffers[k] = b
         self.stats = {k: b.detach().clone() for k, b in self._buffers().items()}
 
     def _more(self): return dict(stale=self.stale)

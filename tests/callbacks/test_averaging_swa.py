@@ -114,6 +114,29 @@ def test_layers_in_eval_keep_theirs():
 
     assert {k.rpartition('.')[0] for k in learn.swa.stats} == {'0.1'}
 
+def test_layers_in_eval_keep_theirs_within_the_first_epoch_too():
+    "In evaluations in the midst of training they have the statistics that they have while training"
+    learn = learner(SWA('1it', '1it'), model=nn.Sequential(bn_net(), nn.BatchNorm1d(1)))
+    bn, seen = learn.model[1], []
+    learn.model[1].eval()
+    inner = Callback(after_validate=lambda cb: seen.append((bn.running_mean.item(), bn.num_batches_tracked.item())))
+    look = Callback(before_batch=lambda cb: cb.training and cb.iter == 2 and cb.learn.validate(cbs=inner))
+    with pytest.warns(UserWarning, match='in eval mode, and left so'): learn.fit(2, cbs=look)
+
+    assert len(seen) >= 2 and {*seen} == {(0., 0)}
+
+@pytest.mark.parametrize('event', ['before_batch', 'after_pred', 'after_loss', 'before_backward', 'before_step'])
+def test_backward_goes_on_after_an_evaluation(event):
+    "The statistics that the batch under way needs are those it had, in the tensors it had"
+    def fitted(*cbs):
+        learn = learner(SWA('1it', '1it'), model=bn_net())
+        learn.fit(2, cbs=cbs)
+        return weights(learn)
+
+    looked = fitted(Callback(**{event: lambda cb: cb.training and cb.learn.validate()}))
+
+    assert all(map(torch.equal, looked, fitted()))
+
 @pytest.mark.parametrize('ex', [KeyboardInterrupt, ValueError])
 def test_pass_that_fails(ex):
     "An error in the midst of that pass leaves the trained weights and statistics, and the momentum"
