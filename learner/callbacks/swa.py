@@ -106,7 +106,8 @@ class SWA(WeightAverage):
 
     def _swap_in(self, holder):
         super()._swap_in(holder)
-        if self.stale and (norms := list(self._norms().values())): self._fill(norms)
+        norms = [m for m in self._norms().values() if not any(map(is_lazy, m._buffers.values()))]  # those that ran
+        if self.stale and norms: self._fill(norms)
         self.stale = False
 
     def _fill(self, norms):

@@ -137,6 +137,17 @@ def test_backward_goes_on_after_an_evaluation(event):
 
     assert all(map(torch.equal, looked, fitted()))
 
+def test_lazy_layer_that_nothing_runs_through():
+    "It has no statistics to be found"
+    model = bn_net()
+    model.unused = nn.LazyBatchNorm1d()
+    model.forward = lambda x: nn.Sequential.forward(model[:4], x)
+    learn = learner(SWA(.5), model=model)
+
+    learn.fit(2)
+
+    assert [k for k in learn.swa.stats if 'mean' in k] == ['1.running_mean'] and not learn.swa.stale
+
 @pytest.mark.parametrize('ex', [KeyboardInterrupt, ValueError])
 def test_pass_that_fails(ex):
     "An error in the midst of that pass leaves the trained weights and statistics, and the momentum"
