@@ -106,7 +106,8 @@ class SWA(WeightAverage):
 
     def _swap_in(self, holder):
         super()._swap_in(holder)
-        norms = [m for m in self._norms().values() if not any(b is not None and is_lazy(b) for b in m._buffers.values())]
+        norms = [m for m in self._norms().values()  # those that something has run through
+                 if not any(b is not None and is_lazy(b) for b in m._buffers.values())]
         if self.stale and norms: self._fill(norms)
         self.stale = False
 
