@@ -2,7 +2,6 @@
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import nn
 from .layers import registries
 from .optim import missing_params
 from .tensors import describe
-from .utils import warn
+from .utils import check_number, warn
 from .weights import clean, unwrapped
 
 __all__ = ['check_fit', 'check_trained', 'end_first_step', 'unseen', 'batch_note']
@@ -29,11 +28,9 @@ def check_fit(
 
     Raises: TypeError, ValueError or RuntimeError, saying what to do."""
     for name, n in dict(n_epoch=n_epoch, start_epoch=start_epoch).items():
-        if not isinstance(n, Integral) or isinstance(n, bool):
-            raise TypeError(f"fit: `{name}` is {n!r}; give a whole number of epochs")
-        if n < 0: raise ValueError(f"fit: `{name}` is {n}; it cannot be negative")
-    if n_steps is not None and (not isinstance(n_steps, Integral) or isinstance(n_steps, bool) or n_steps < 1):
-        raise ValueError(f"fit: `n_steps` is {n_steps!r}; give the number of optimizer steps an epoch, 1 or more")
+        check_number(f'fit: `{name}`', n, 0, whole=True, of='epochs')
+    if n_steps is not None:
+        check_number('fit: `n_steps`', n_steps, 1, whole=True, of='optimizer steps an epoch')
     if start_epoch and start_epoch >= n_epoch: raise ValueError(
         f"fit: `start_epoch={start_epoch}` leaves nothing of `n_epoch={n_epoch}`, which counts skipped epochs too")
     if learn._scope: raise RuntimeError(

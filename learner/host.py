@@ -59,6 +59,7 @@ class Host(LoopState):
     "The part of a Learner that keeps callbacks and runs them"
     cbs: Any = L()                           # callbacks in the order of adding
     run_kind: str = ''                       # 'fit', 'validate', 'predict' or 'lr_find' while one runs
+    rehearsing: bool = False                 # a fit of which nothing will be left, on a few batches of each epoch?
     asked: dict[str, str] = {}               # at a `save_point`: what is asked for ('save', 'stop' …), and by whom
     stopped_by: str = ''                     # who stopped the last fit: 'Ctrl-C', a signal, 'request_stop'
     paused: Any = None                       # where the last fit was stopped, for `learn.resume()`

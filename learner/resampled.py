@@ -2,7 +2,6 @@
 from collections.abc import Iterator, Sequence
 from copy import copy
 from itertools import cycle, islice
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
 from .data import DataLoaders
 from .loader import Loader, untouched
 from .tensors import map_tensors
+from .utils import check_number
 
 __all__ = ['Repeated', 'remade']
 
@@ -85,8 +85,7 @@ def partial_dataloaders(self: DataLoaders,
 
     Raises: ValueError if there are not so many; TypeError if the loader is no DataLoader of items."""
     n = len(self.train_ds)
-    if not isinstance(partial_n, Integral) or not 0 < partial_n <= n: raise ValueError(
-        f"partial_dataloaders: partial_n={partial_n!r}; give a number of items, up to {n}")
+    check_number('partial_dataloaders: `partial_n`', partial_n, 1, n, whole=True, of='items')
     sampler = RandomSampler(self.train_ds, num_samples=int(partial_n), generator=getattr(self.train, 'generator', None))
     bs = self.bs if bs is None else bs
     return _with_loaders(self, remade(self.train.dl, 'partial_dataloaders', batch_size=bs, sampler=sampler))
@@ -99,8 +98,7 @@ def first_batches(self: DataLoaders,
     """Train and validate on the first training batches alone: whatever can learn gets them right
 
     Raises: ValueError if there are none; TypeError if that would use up batches of an iterator."""
-    if not isinstance(n, Integral) or isinstance(n, bool) or n < 1: raise ValueError(
-        f"first_batches: n={n!r}; give a number of batches, 1 or more")
+    check_number('first_batches: `n`', n, 1, whole=True, of='batches')
     if isinstance(self.train.dl, Iterator): raise TypeError(
         f"first_batches would use up batches of the train loader, a `{type(self.train.dl).__name__}`")
     with untouched(self.train):

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from .utils import check_number
+
 __all__ = ['has_pool_type', 'Body', 'create_body', 'AdaptiveConcatPool2d', 'SigmoidRange', 'create_head', 'apply_init',
            'init_head']
 
@@ -205,7 +207,7 @@ def create_head(
     Raises: ValueError if `pool` is something else, there is not one of `ps` for each linear layer, or `y_range` does
     not rise; TypeError if a size is none."""
     for name, n in dict(n_in=n_in, n_out=n_out).items():
-        if not isinstance(n, Integral): raise TypeError(f"create_head: `{name}` is {n!r}; give a number")
+        check_number(f'create_head: `{name}`', n, 1, whole=True)
     if isinstance(lin_ftrs, Integral): raise TypeError(f"create_head: `lin_ftrs` is {lin_ftrs}; give a list of sizes")
     if y_range and not y_range[0] < y_range[1]: raise ValueError(f"create_head: `y_range` {y_range} must rise")
     pools: dict[str|None, list[nn.Module]] = {'concat': [AdaptiveConcatPool2d()], 'avg': [nn.AdaptiveAvgPool2d(1)],

@@ -4,13 +4,17 @@ import sys
 import warnings
 from contextlib import contextmanager
 from importlib import import_module
+from numbers import Integral, Real
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
-__all__ = ['replacing', 'optional', 'warn', 'edit_distance', 'is_near', 'rng_state', 'set_rng_state', 'set_seed']
+__all__ = ['replacing', 'optional', 'warn', 'check_number', 'edit_distance', 'is_near', 'rng_state', 'set_rng_state',
+           'set_seed']
+
+largest = sys.float_info.max
 
 
 @contextmanager
@@ -57,6 +61,32 @@ def warn(
     while frame and frame.f_globals.get('__name__', '').partition('.')[0] in inside:
         level, frame = level+1, frame.f_back
     warnings.warn(message, stacklevel=level)
+
+
+def check_number(
+    what: str,               # whose number, and which, for the message: 'MixUp: `alpha`'
+    value: Any,              # as it was given
+    low: float = -largest,   # it may not be less
+    high: float = largest,   # nor more; `inf` lets it be infinite
+    above: bool = False,     # nor `low` itself
+    below: bool = False,     # nor `high` itself
+    whole: bool = False,     # has it to be a whole number?
+    of: str = '',            # of what: 'epochs'
+) -> None:
+    """Refuse what is no number, or not one of these
+
+    Raises: TypeError if it is no number, as a bool or a text is not, or not a whole one; ValueError for another number.
+    Example:
+    >>> check_number('MixUp: `alpha`', -1, 0, above=True)
+    Traceback (most recent call last):
+    ValueError: MixUp: `alpha` is -1; give a number above 0
+    """
+    is_one, x = isinstance(value, Integral if whole else Real) and not isinstance(value, bool), cast(Any, value)
+    if is_one and low <= x <= high and not (above and x == low or below and x == high): return
+    kind = f"a {'whole '*whole}number{f' of {of}'*bool(of)}"
+    limits = [f" above {low:g}" if above else f", {low:g} or more"]*(low > -largest)
+    limits += [f" {'below' if below else 'at most'} {high:g}"]*(high < largest)
+    raise (ValueError if is_one else TypeError)(f"{what} is {value!r}; give {kind}{' and'.join(limits)}")
 
 
 def edit_distance(a: str, b: str) -> int:

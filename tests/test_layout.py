@@ -32,7 +32,7 @@ levels = [
 # All imports within a level: a file, and those it builds on.
 same_level = {
     'events': 'utils', 'files': 'utils', 'gradients': 'tensors', 'hooks': 'gradients layers tensors weights',
-    'interrupt': 'events', 'modes': 'utils',
+    'interrupt': 'events', 'modes': 'utils', 'transfer': 'utils',
     'checks': 'optim', 'data': 'loader losses', 'frame': 'checks optim state', 'host': 'callback state',
     'metrics': 'measure', 'plot': 'display', 'sizes': 'loader', 'skmetrics': 'measure',
     'callbacks.averaging': 'callbacks.schedule', 'callbacks.batch_size': 'no_trace resampled',
@@ -47,7 +47,8 @@ same_level = {
     'callbacks.resume': 'callbacks.checkpoint callbacks.progress callbacks.saved_state callbacks.schedule',
     'callbacks.signals': 'callbacks.checkpoint', 'callbacks.stats': 'callbacks.hook',
     'callbacks.summary': 'no_trace', 'callbacks.swa': 'callbacks.averaging callbacks.schedule',
-    'callbacks.torch_schedule': 'callbacks.schedule', 'callbacks.training': 'callbacks.schedule',
+    'callbacks.torch_schedule': 'callbacks.schedule',
+    'callbacks.training': 'callbacks.control callbacks.schedule callbacks.turns',
     'all': '__init__',
 }
 level_of = {name: i for i, names in enumerate(levels) for name in names.split()}

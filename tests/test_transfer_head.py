@@ -103,7 +103,7 @@ def test_init_head_needs_a_head(model):
 # ---- bad input
 
 @pytest.mark.parametrize('make,error,message', [
-    (lambda: create_head('512', 10), TypeError, "`n_in` is '512'; give a number"),
+    (lambda: create_head('512', 10), TypeError, "`n_in` is '512'; give a whole number"),
     (lambda: create_head(8, 2, lin_ftrs=512), TypeError, '`lin_ftrs` is 512; give a list'),
     (lambda: create_head(8, 2, y_range=(5, 1)), ValueError, r'`y_range` \(5, 1\) must rise'),
     (lambda: create_body(xresnet18), TypeError, 'no nn.Module; call it: it makes one'),

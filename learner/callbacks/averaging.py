@@ -7,7 +7,6 @@ refer to, and what they held is put back afterwards; that takes as much memory a
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from ..callback import Callback
 from ..learner import Learner
+from ..utils import check_number
 from ..weights import named_layers, tied, weights_of
 from .schedule import steps_of
 
@@ -48,7 +48,8 @@ class WeightAverage(Callback):
     def __init__(self,
         start: float|str,  # from where in the fit on: a fraction, 0 to 1, '500it' or '2ep'
     ):
-        steps_of(start, 1, 1)
+        try: steps_of(start, 1, 1)
+        except ValueError as e: raise ValueError(f"{self}: `start`: {e}") from None
         self.start = start
         self._forget()
 
@@ -231,9 +232,8 @@ class EMA(WeightAverage):
         warmup: bool = True,      # let `d` be `(1+n)/(10+n)` while that is less; `n`: how often weights have come in
     ):
         super().__init__(start)
-        if not 0 <= decay < 1: raise ValueError(f"EMA: `decay` is {decay!r}; give 0 or more, and less than 1")
-        if isinstance(every, bool) or not isinstance(every, Integral) or every < 1: raise ValueError(
-            f"EMA: `every` is {every!r}; give a whole number of steps, 1 or more")
+        check_number('EMA: `decay`', decay, 0, 1, below=True)
+        check_number('EMA: `every`', every, 1, whole=True, of='steps')
         if buffers not in ('copy', 'average'): raise ValueError(
             f"EMA: `buffers` is {buffers!r}; give 'copy' or 'average'")
         self.decay, self.every, self.buffers, self.warmup = decay, every, buffers, warmup

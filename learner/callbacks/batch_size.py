@@ -3,7 +3,7 @@ import gc
 import os
 import resource
 import sys
-from numbers import Integral
+
 import torch
 from fastcore.basics import patch
 
@@ -13,6 +13,7 @@ from ..events import CancelFitException
 from ..learner import Learner
 from ..no_trace import trial
 from ..resampled import remade
+from ..utils import check_number
 
 __all__ = []  # a method of the Learner only
 
@@ -56,15 +57,14 @@ def find_batch_size(self: Learner,
 
     Make the DataLoaders anew with what is found. On a CPU, where the system would end the process, it stops before a
     size that may need more than nine tenths of the machine's memory.
-    Raises: TypeError if the training loader is no DataLoader of items; ValueError for odd numbers; the out-of-memory
-    error if a single item does not fit; whatever else a fit would raise."""
+    Raises: TypeError if the training loader is no DataLoader of items; ValueError or TypeError for odd numbers; the
+    out-of-memory error if a single item does not fit; whatever else a fit would raise."""
     dl = self.dls.train.dl
     remade(dl, 'find_batch_size')  # raises if it cannot be
     n_items = len(dl.dataset)
     first, last = self.dls.bs if start is None else start, n_items if most is None else most
     for name, n in dict(start=first, most=last, n_steps=n_steps).items():
-        if not isinstance(n, Integral) or isinstance(n, bool) or n < 1: raise ValueError(
-            f"find_batch_size: `{name}` is {n!r}; give a whole number, 1 or more")
+        check_number(f'find_batch_size: `{name}`', n, 1, whole=True)
     last = min(last, n_items)
     size, best, before = min(first, last), 0, _peak()
     while not (why := _tried(self, dl, size, n_steps) or ''):

@@ -18,7 +18,7 @@ from ..files import DamagedFile, load_file, remove_temps, save_file, verify_file
 from ..learner import Learner
 from ..plain import from_plain, to_plain
 from ..state import learner_state, states_of
-from ..utils import warn
+from ..utils import check_number, warn
 from ..weights import weights_of
 from .tracker import TrackerCallback
 
@@ -62,8 +62,7 @@ class Checkpoint(Callback):
         at_end: bool = True,            # also when the fit ends, however it does
         on_error: str = 'warn',         # if it cannot be saved: 'warn' and go on, or 'raise'
     ):
-        if keep is not None and (isinstance(keep, bool) or keep < 1): raise ValueError(
-            f"Checkpoint: keep={keep!r}; give how many files stay, 1 or more, or None for all")
+        if keep is not None: check_number('Checkpoint: `keep`', keep, 1, whole=True, of='files that stay')
         if on_error not in ('warn', 'raise'): raise ValueError(
             f"Checkpoint: on_error={on_error!r}; give 'warn' or 'raise'")
         self.auto = every == 'auto'

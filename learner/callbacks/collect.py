@@ -10,9 +10,11 @@ __all__ = ['CollectDataCallback', 'FetchPredsCallback']
 class CollectDataCallback(Callback):
     """Keeps inputs, targets, prediction and loss of each batch in `data`, on the CPU, of training and of evaluations
 
-    It begins anew with each fit, and each evaluation by itself.
+    It begins anew with each fit, and each evaluation outside of one; a fit that is resumed in another process keeps
+    what comes from there on. Evaluations that others make within a fit, as FetchPredsCallback does, are not kept.
     Order: after what changes predictions and losses."""
     order = 20
+    kind = ''  # of the run that is kept; '' in one that began before
 
     def __init__(self,
         run_train: bool = True,  # keep training batches?
@@ -21,8 +23,13 @@ class CollectDataCallback(Callback):
         self.run_train, self.run_valid = run_train, run_valid
         self.data: list[tuple] = []  # `(xb, yb, pred, loss)`; a loss that was not computed is None
 
-    def before_fit(self): self.data = []
-    def after_batch(self): self.data.append(to_detach((self.xb, self.yb, self.pred, self.loss), cpu=True))
+    def before_fit(self): self.data, self.kind = [], self.learn.run_kind
+
+    def after_batch(self):
+        if self.kind in ('', self.learn.run_kind):
+            self.data.append(to_detach((self.xb, self.yb, self.pred, self.loss), cpu=True))
+
+    def cleanup_fit(self): self.kind = ''
 
 
 class FetchPredsCallback(Callback):
@@ -40,7 +47,8 @@ class FetchPredsCallback(Callback):
         cbs: Any = None,   # callbacks for these predictions only
     ): self.ds_idx, self.dl_, self.cbs_ = ds_idx, dl, cbs
 
-    def after_validate(self):
+    def after_validate(self):  # of the last set: the predictions are of all
+        if self.valid_name != [*self.dls.valid_sets][-1]: return
         collect = CollectDataCallback()
         self.learn.validate(self.ds_idx, self.dl_, [collect, *([] if self.cbs_ is None else [self.cbs_])])
         _, targs, preds, _ = zip(*collect.data)

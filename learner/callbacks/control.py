@@ -1,6 +1,7 @@
 """How much of a fit is run: parts of epochs, as much as there is time for, later epochs only."""
+import re
 from itertools import islice
-from numbers import Integral
+from numbers import Real
 from time import perf_counter
 from typing import Any
 
@@ -8,6 +9,7 @@ from ..callback import Callback
 from ..display import say
 from ..events import CancelFitException, CancelTrainException
 from ..every import Every
+from ..utils import check_number
 
 __all__ = ['ShortEpochCallback', 'TimeLimit', 'SkipToEpoch']
 
@@ -31,38 +33,42 @@ class _Short:
 class ShortEpochCallback(Callback):
     """Trains, and validates, on the first batches of each epoch only: a share or a number of them
 
-    Schedules know of it: they end when the short epochs do.
+    Schedules know of it: they end when the short epochs do. An evaluation outside of a fit is shortened too, as long as
+    it is there.
     Raises: ValueError for an odd `pct` or `n`, and at the start of a fit for a share of a loader without length.
     Order: before all that ask how long an epoch is."""
     order = -50
     plans_fit = True
+    planned = False  # are the steps of an epoch that the fit goes by from here, one for each batch?
 
     def __init__(self,
         pct: float = .01,          # share of the batches, 0 to 1; one batch at least
         short_valid: bool = True,  # shorten validation as well?
         n: int|None = None,        # number of batches, in place of a share
     ):
-        if not 0 < pct <= 1: raise ValueError(f"ShortEpochCallback: pct={pct!r}; give a share above 0, up to 1")
-        if n is not None and (not isinstance(n, Integral) or isinstance(n, bool) or n < 1): raise ValueError(
-            f"ShortEpochCallback: n={n!r}; give a number of batches, 1 or more")
+        check_number('ShortEpochCallback: `pct`', pct, 0, 1, above=True)
+        if n is not None: check_number('ShortEpochCallback: `n`', n, 1, whole=True, of='batches')
         self.pct, self.short_valid, self.n = pct, short_valid, n
 
-    def _limit(self, n_batches):
+    def limit(self,
+        n_batches: int|None,  # of the whole epoch; None: unknown
+    ) -> int:
+        "How many are run"
         if n_batches is None and self.n is None: raise ValueError(
             f"ShortEpochCallback: `pct={self.pct}` of a loader without length: give `n`, a number of batches")
         n = self.n or max(1, round((n_batches or 1)*self.pct))
         return n if n_batches is None else min(n, n_batches)
 
     def before_fit(self):
-        if self.learn.run_kind != 'validate' and self.n_steps is None:
-            self.learn.n_steps = self._limit(self.dls.train.n_batches)
+        self.planned = self.learn.run_kind != 'validate' and self.n_steps is None
+        if self.planned: self.learn.n_steps = self.limit(self.dls.train.n_batches)
 
     def before_train(self): self._shorten()
     def before_validate(self):
         if self.short_valid: self._shorten()
 
     def _shorten(self):
-        n = self._limit(self.n_iter)
+        n = self.limit(self.n_iter)
         self.learn.dl, self.learn.n_iter = _Short(self.dl, n), n
 
 
@@ -83,10 +89,10 @@ class TimeLimit(Callback):
     def __init__(self,
         limit: str|float,  # '90s', '10min', '1.5h', or seconds
     ):
-        every = Every(f'{limit}s' if isinstance(limit, int|float) else limit)
-        if every.unit != 's': raise ValueError(
+        if isinstance(limit, Real): check_number('TimeLimit: `limit`', limit, 0, above=True, of='seconds')
+        elif not isinstance(limit, str) or not re.fullmatch(r'[\d.]+ ?(s|min|h)', limit.strip()): raise ValueError(
             f"TimeLimit: {limit!r} is no time: give '90s', '10min', '1.5h' or seconds")
-        self.limit = every.n
+        self.limit: Any = Every(limit).n if isinstance(limit, str) else limit
 
     @property
     def spent(self) -> float: "Seconds that the fit has taken"; return self.before + perf_counter()-self.started
@@ -115,7 +121,7 @@ class TimeLimit(Callback):
 class SkipToEpoch(Callback):
     """Begins a fit at a later epoch, as `fit(…, start_epoch=…)` does; schedules begin there too
 
-    Raises: ValueError if that is no epoch of the fit.
+    Raises: TypeError for what is no number; ValueError if that is no epoch of the fit.
     Order: before all that ask where the fit begins."""
     order = -100
     plans_fit = True
@@ -124,9 +130,11 @@ class SkipToEpoch(Callback):
 
     def __init__(self,
         epoch: int,  # the first epoch that is run, counted from 0
-    ): self.first = epoch
+    ):
+        check_number('SkipToEpoch: `epoch`', epoch, 0, whole=True)
+        self.first = epoch
 
     def before_fit(self):
-        if not isinstance(self.first, Integral) or not 0 <= self.first < max(self.n_epoch, 1): raise ValueError(
+        if self.first >= max(self.n_epoch, 1): raise ValueError(
             f"SkipToEpoch: there is no epoch {self.first!r} in a fit of {self.n_epoch}, which are counted from 0")
         self.learn.epoch = max(self.learn.epoch, int(self.first))

@@ -2,7 +2,6 @@
 
 Two trials without a trace: a few batches, in which look.py measures gradients, updates, outputs, inputs and times; and
 one batch again and again, on which the loss should fall. findings.py has the limits, and judges."""
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from ..modes import restore_modes, snapshot_modes, train_mode
 from ..no_trace import no_trace, trial
 from ..plot import plot_look, show_figure
 from ..resampled import Repeated
-from ..utils import optional
+from ..utils import check_number, optional
 from .look import Clock, Look, Quiet, Repeat
 
 __all__ = []  # a method of the Learner only
@@ -37,9 +36,8 @@ def doctor(self: Learner,
     updates out of proportion to the weights, batch normalisation of single items, a loss that is not finite or does not
     fall on one batch that is repeated, outputs that cannot match the loss, inputs that are not normalised, modules left
     in eval, slow data. `learner.findings.limits` has the limits with their sources.
-    Raises: what a fit would raise, unless it is a finding; ValueError if `n_batches` is not 2 or more."""
-    if not isinstance(n_batches, Integral) or isinstance(n_batches, bool) or n_batches < 2: raise ValueError(
-        f"doctor: n_batches={n_batches!r}; give a number of batches, 2 or more")
+    Raises: what a fit would raise, unless it is a finding; ValueError or TypeError if `n_batches` is not 2 or more."""
+    check_number('doctor: `n_batches`', n_batches, 2, whole=True, of='batches')
     seen = _examine(self, n_batches, lr)
     found = findings(seen)
     rate = self.lr if lr is None else lr

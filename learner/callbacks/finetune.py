@@ -1,6 +1,6 @@
 """Fine-tuning by groups: freezing, `fine_tune`, BnFreeze, and the table of groups."""
 import math
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from ..layers import running_norms
 from ..learner import Learner
 from ..schedules import combined_cos
 from ..splitters import shape
-from ..utils import optional, warn
+from ..utils import check_number, optional, warn
 from .fits import check_numbers, mom_sched
 from .schedule import ParamScheduler, steps_of
 
@@ -135,8 +135,7 @@ def fine_tune(self: Learner,
 
 def _check_epochs(**numbers):
     for name, n in numbers.items():
-        if not isinstance(n, Integral) or isinstance(n, bool) or n < 0:
-            raise ValueError(f"fine_tune: `{name}` is {n!r}; give a whole number of epochs, 0 or more")
+        check_number(f'fine_tune: `{name}`', n, 0, whole=True, of='epochs')
 
 
 class BnFreeze(Callback):

@@ -1,7 +1,7 @@
 """The fits that are named after their schedules: `fit_one_cycle`, `fit_flat_cos`, `fit_sgdr`."""
 from collections.abc import Callable
 from itertools import accumulate, pairwise
-from numbers import Integral
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from fastcore.foundation import L
 from ..frame import current_opt
 from ..learner import Learner
 from ..schedules import SchedCos, combined_cos
+from ..utils import check_number
 from .schedule import ParamScheduler
 
 __all__ = ['mom_sched', 'group_rates', 'check_numbers']
@@ -21,9 +22,8 @@ def check_numbers(
 ) -> None:
     "Refuse, by name, what cannot be"
     for name, v in values.items():
-        if name == 'pct_start':
-            if not 0 <= v <= 1: raise ValueError(f"`pct_start` is {v}; it is a share of the steps, 0 to 1")
-        elif not v > 0: raise ValueError(f"`{name}` is {v}; it must be above 0")
+        if name == 'pct_start': check_number('`pct_start`, a share of the steps,', v, 0, 1)
+        else: check_number(f'`{name}`', v, 0, inf, above=True)
 
 
 def group_rates(
@@ -117,7 +117,7 @@ def fit_sgdr(self: Learner,
     Raises: ValueError if a number of cycles or epochs is none.
     Source: Loshchilov and Hutter 2017, "SGDR: Stochastic Gradient Descent with Warm Restarts", arXiv 1608.03983."""
     for name, n in dict(n_cycles=n_cycles, cycle_len=cycle_len, cycle_mult=cycle_mult).items():
-        if not isinstance(n, Integral) or n < 1: raise ValueError(f"fit_sgdr: `{name}` is {n!r}; give 1 or more")
+        check_number(f'fit_sgdr: `{name}`', n, 1, whole=True)
     ends = [0, *accumulate(cycle_len*cycle_mult**i for i in range(n_cycles))]
     falling = {'lr': SchedCos(lr := group_rates(self, lr_max), lr*0)}
     scheds = [ParamScheduler(falling, begin=f'{a}ep', end=f'{b}ep') for a, b in pairwise(ends)]

@@ -1,7 +1,6 @@
 """HookCallback: hooks on a model's modules during the batches of a fit."""
 from collections.abc import Callable
 from functools import partial
-from numbers import Integral
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -9,7 +8,7 @@ from torch import nn
 from ..callback import Callback
 from ..display import say
 from ..hooks import Hooks, find_modules, is_compiled
-from ..utils import warn
+from ..utils import check_number, warn
 
 __all__ = ['HookCallback', 'check_every']
 
@@ -20,10 +19,9 @@ def check_every(
 ) -> int:
     """`every`, or 1 if it is None
 
-    Raises: ValueError if it is no number of 1 or more."""
+    Raises: ValueError or TypeError if it is no whole number of 1 or more."""
     if every is None: return 1
-    if not isinstance(every, Integral) or isinstance(every, bool) or every < 1: raise ValueError(
-        f"{cb}: every={every!r}; give a number, as 10 for one in ten, or None for all")
+    check_number(f'{cb}: `every`, 10 for one batch in ten,', every, 1, whole=True)
     return int(every)
 
 

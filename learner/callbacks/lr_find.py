@@ -5,7 +5,6 @@ from collections import namedtuple
 from collections.abc import Callable, Sequence
 from functools import partial
 from keyword import iskeyword
-from numbers import Integral
 from time import perf_counter
 from typing import Any
 
@@ -21,7 +20,7 @@ from ..learner import Learner
 from ..no_trace import trial
 from ..plot import plot_lr_find, show_figure
 from ..schedules import sched_exp
-from ..utils import warn
+from ..utils import check_number, warn
 from .recorder import Row
 
 __all__ = ['LRFinder', 'valley', 'steep', 'minimum', 'slide']
@@ -230,8 +229,7 @@ def suggested_lrs(
 def _check(num_it, funcs):
     if odd := [f for f in funcs if not callable(f)]:
         raise TypeError(f"lr_find: `suggest_funcs` has {odd[0]!r}; give functions, as `valley`, without quotes")
-    if not isinstance(num_it, Integral) or num_it < 2:
-        raise ValueError(f"lr_find: `num_it` is {num_it!r}; give a number of iterations, 2 or more")
+    check_number('lr_find: `num_it`', num_it, 2, whole=True, of='iterations')
 
 
 def _suggested(funcs, lrs, losses, num_it):  # by name: a rate for each group and the loss there, or None

@@ -3,7 +3,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.distributions import Beta
 
 from ..callback import Callback
 from ..tensors import describe, map_tensors, n_items, pinned, tensors_in
-from ..utils import replacing, warn
+from ..utils import check_number, replacing, warn
 from ..weights import unwrapped
 
 __all__ = ['MixHandler', 'MixUp', 'CutMix', 'MCDropout', 'ProgressiveResize']
@@ -48,7 +48,9 @@ class MixHandler(Callback):
 
     Of the inputs all tensors of floats with a row for each item are mixed, and others left. Targets that are floats
     are mixed likewise: `lam*y + (1-lam)*y2`. If there are others, such as classes, the loss is mixed instead:
-    `lam*loss(pred, y) + (1-lam)*loss(pred, y2)`; that is what is recorded, while metrics see the batch's own targets.
+    `lam*loss(pred, y) + (1-lam)*loss(pred, y2)`; that is what is recorded, while metrics see the batch's own targets. A
+    loss with a `reduction` is taken for the mean or the sum of its terms; from one that makes something else of them,
+    such as a root of their mean, take the `reduction`, or give it as a function.
     `learn.loss_func` is another one from `after_pred` to the loss only. Random numbers are torch's, drawn on the CPU;
     nothing waits for a GPU.
     Raises: ValueError if `alpha` means nothing, or the model computes the loss by itself; TypeError for a batch in
@@ -66,7 +68,7 @@ class MixHandler(Callback):
     def __init__(self,
         alpha: float,  # both parameters of the Beta distribution of `lam`: the larger, the more is mixed
     ):
-        if not 0 < alpha < math.inf: raise ValueError(f"{self}: alpha={alpha!r}; give a number above 0")
+        check_number(f'{self}: `alpha`', alpha, 0, above=True)
         self.alpha, self.beta = alpha, Beta(alpha, alpha)
 
     def before_fit(self):
@@ -251,11 +253,12 @@ class ProgressiveResize(Callback):
                          # shares of the fit, 0 to 1; a size is that of both sides or (height, width), None: as it is
     ):
         starts = [*sizes]
+        for k in starts: check_number('ProgressiveResize: where a size begins', k, 0)
         if not starts or starts != sorted(starts) or starts[0] != 0: raise ValueError(
             f"ProgressiveResize: sizes={sizes!r}; give them by when they begin, in that order, from 0 on: {{0: 128, 5: "
             "224}}")
         self.of_epochs = all(isinstance(k, Integral) for k in starts)
-        if not self.of_epochs and not all(isinstance(k, Real) and 0 <= float(k) < 1 for k in starts): raise ValueError(
+        if not self.of_epochs and starts[-1] >= 1: raise ValueError(
             f"ProgressiveResize: sizes begin at {starts}; give epochs, or shares of the fit from 0 to 1")
         self.starts, self.sizes = starts, [_height_and_width(size) for size in sizes.values()]
 
@@ -276,9 +279,9 @@ class ProgressiveResize(Callback):
 def _height_and_width(size):
     if size is None: return None
     both = (size, size) if isinstance(size, Integral) else size
-    if not isinstance(both, (tuple, list)) or len(both) != 2 or not all(
-            isinstance(n, Integral) and int(n) > 0 for n in both): raise ValueError(
+    if not isinstance(both, (tuple, list)) or len(both) != 2: raise TypeError(
         f"ProgressiveResize: {size!r} is no size: give a number of pixels, (height, width), or None")
+    for n in both: check_number('ProgressiveResize: a size', n, 1, whole=True, of='pixels')
     return tuple(both)
 
 

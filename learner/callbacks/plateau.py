@@ -1,9 +1,8 @@
 """ReduceLROnPlateau: a learning rate that falls where the table shows no progress."""
-import math
-from numbers import Integral
 from typing import Any
 
 from ..display import say
+from ..utils import check_number
 from .schedule import ParamScheduler, Scheduler
 from .torch_schedule import TorchScheduler
 from .tracker import TrackerCallback
@@ -16,7 +15,8 @@ class ReduceLROnPlateau(TrackerCallback):
 
     It holds from the next epoch on, and a line says so; the next fit begins with its own rates again. An epoch in which
     the column's phase had no batch is not counted.
-    Raises: ValueError if a parameter means nothing, and before training if a schedule sets the learning rate too.
+    Raises: ValueError or TypeError if a parameter means nothing; ValueError before training if a schedule sets the
+    learning rate too.
     Order: after what saves the best model, before what stops the fit."""
     order = TrackerCallback.order + 2
     state = (*TrackerCallback.state, 'wait', 'resting', 'start')
@@ -37,11 +37,9 @@ class ReduceLROnPlateau(TrackerCallback):
     ):
         super().__init__(monitor, comp, min_delta, reset_on_fit)
         for name, n, least in ('patience', patience, 1), ('cooldown', cooldown, 0):
-            if not isinstance(n, Integral) or n < least: raise ValueError(
-                f"{self}: {name}={n!r}; give a whole number of epochs, {least} or more")
-        if not 1 < factor < math.inf: raise ValueError(
-            f"{self}: factor={factor!r}; rates are divided by it: give a number above 1")
-        if not 0 <= min_lr < math.inf: raise ValueError(f"{self}: min_lr={min_lr!r}; give 0 or more")
+            check_number(f'{self}: `{name}`', n, least, whole=True, of='epochs')
+        check_number(f'{self}: `factor`, by which rates are divided,', factor, 1, above=True)
+        check_number(f'{self}: `min_lr`', min_lr, 0)
         self.patience, self.factor, self.min_lr, self.cooldown = patience, factor, min_lr, cooldown
 
     def before_fit(self):

@@ -12,7 +12,7 @@ from ..callback import Callback
 from ..events import CancelStepException
 from ..learner import Learner
 from ..tensors import map_tensors
-from ..utils import warn
+from ..utils import check_number, warn
 
 __all__ = ['MixedPrecision']
 
@@ -34,8 +34,8 @@ class MixedPrecision(Callback):
     become 0, and gradients are divided by it just before the step. Where one of them is no finite number, there is no
     step: nothing that counts steps moves, `skipped` counts it, and the scale gets smaller. The scale goes on from fit
     to fit, and is part of checkpoints. A `forward_context` of your own is entered within autocast.
-    Raises: ValueError if a parameter means nothing, or weights are float16 already; RuntimeError before training if the
-    device cannot do it.
+    Raises: ValueError or TypeError if a parameter means nothing, ValueError if weights are float16 already;
+    RuntimeError before training if the device cannot do it.
     Order: fastai's: after what changes the loss to go backward from (accumulation, 6), before all that looks at
     gradients of a step or clips them (10.5, 11)."""
     order = 10
@@ -64,12 +64,10 @@ class MixedPrecision(Callback):
         if self.options and self.dtype is torch.bfloat16: raise ValueError(
             f"MixedPrecision: `{next(iter(self.options))}` is for 'fp16': bf16 reaches as far as float32, and needs no "
             "scale")
-        ranges = dict(init_scale=(0, float('inf')), growth_factor=(1, float('inf')), backoff_factor=(0, 1),
-                      growth_interval=(0, float('inf')))
+        ranges: dict[str, dict] = dict(init_scale={}, growth_factor=dict(low=1),
+                                       backoff_factor=dict(high=1, below=True), growth_interval=dict(whole=True))
         for k, v in self.options.items():
-            low, high = ranges[k]
-            if not low < v < high: raise ValueError(
-                f"MixedPrecision: `{k}` is {v!r}; give a number above {low}"+f" and below {high}"*(high == 1))
+            check_number(f'MixedPrecision: `{k}`', v, **{'low': 0, 'above': True, **ranges[k]})
 
     def __repr__(self) -> str:
         given = ''.join(f', {k}={v}' for k, v in self.options.items())

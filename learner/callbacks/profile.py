@@ -16,7 +16,7 @@ from ..events import events_of
 from ..learner import Learner
 from ..plot import plot_times, show_figure
 from ..tensors import n_items
-from ..utils import optional
+from ..utils import check_number, optional
 from .control import ShortEpochCallback
 from .fit_call import fit_calls
 from .rehearse import rehearse
@@ -147,7 +147,10 @@ class ProfilerCallback(Callback):
         active: int = 3,    # batches that are recorded
         fname: str|Path = 'trace.json',  # relative to the Learner's path
         **options: Any,     # for torch.profiler.profile: `record_shapes`, `profile_memory`, `with_stack` …
-    ): self.wait, self.warmup, self.active, self.fname, self.options = wait, warmup, active, fname, options
+    ):
+        for name, n, least in ('wait', wait, 0), ('warmup', warmup, 0), ('active', active, 1):
+            check_number(f'ProfilerCallback: `{name}`', n, least, whole=True, of='batches')
+        self.wait, self.warmup, self.active, self.fname, self.options = wait, warmup, active, fname, options
 
     def before_fit(self):
         from torch.profiler import profile, schedule

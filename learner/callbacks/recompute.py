@@ -53,6 +53,8 @@ class ActivationCheckpointing(Callback):
     def __init__(self,
         modules: Any,  # what `find_modules` takes: a module, a class, a name or pattern, `f(module)`, a list of these
     ):
+        if modules is None: raise TypeError(
+            "ActivationCheckpointing: `modules` is None; say which, as 'layers.*'; '' is the whole model")
         self.modules = modules
         self._stands: list[_Recomputed] = []
         self._own: list = []  # what modules that had a `forward` of their own had, in the batch that is under way

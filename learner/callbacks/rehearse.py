@@ -50,6 +50,7 @@ def rehearse(
         learn._metrics, learn.path, learn.model_dir = metrics, Path(folder), _below(learn.model_dir)
         for cb in learn.cbs: _move_paths(cb, path, Path(folder))
         learn.n_epoch, learn.epoch, learn.n_steps, learn.stopped_by = call.n_epoch, call.start_epoch, call.n_steps, ''
+        learn.rehearsing = True
         learn._fit('fit', call.lr, call.wd, None, call.reset_opt)
         yield Path(folder)
 
@@ -64,14 +65,16 @@ def dry_run(self: Learner,
     """Try everything that a fit does on a few batches: training, validation, metrics, schedules, saving, rows
 
     Files are written below a temporary folder, which is gone afterwards; the Learner is as before. What a callback of
-    your own writes elsewhere than below `learn.path` is written there.
+    your own writes elsewhere than below `learn.path` is written there. A schedule that begins later than the few steps
+    that are tried does not act.
     Raises: whatever the fit would raise; KeyboardInterrupt if it is stopped."""
     for call in fit_calls(self, 'dry_run', fit, args or (1,), kwargs):
-        short = ShortEpochCallback(n=n_batches)
+        short, before = ShortEpochCallback(n=n_batches), self.n_step
         with rehearse(self, call, [short], 'dry_run', lambda: f'epoch {self.epoch+1} of {self.n_epoch}') as folder:
             files = [p for p in sorted(folder.rglob('*')) if p.is_file()]
             names = ', '.join(p.relative_to(folder).as_posix() for p in files[:5])+' …'*(len(files) > 5)
             mib = sum(p.stat().st_size for p in files)/2**20
-            n = call.n_epoch-call.start_epoch
-            say(f"dry_run: {n} epoch{'s'*(n != 1)} of {n_batches} batch{'es'*(n_batches > 1)} went through; " + (
+            n, steps = call.n_epoch-call.start_epoch, self.n_step-before
+            say(f"dry_run: {n} epoch{'s'*(n != 1)} of {n_batches} batch{'es'*(n_batches > 1)} went through, with "
+                f"{steps or 'no'} step{'s'*(steps != 1)}; " + (
                 f"written and gone: {names} ({mib:.1f} MiB)" if files else "nothing was written"))

@@ -2,7 +2,6 @@
 import math
 import sys
 from contextlib import ExitStack
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from ..interrupt import PauseFit
 from ..learner import Learner
 from ..plain import from_plain
 from ..state import Pause, differences, keyed, rates_of, restore_snapshot, restore_weights
-from ..utils import replacing, warn
+from ..utils import check_number, replacing, warn
 from .checkpoint import Checkpoint, newest, was_written_by_another
 from .progress import ProgressCallback, ShowGraphCallback
 from .saved_state import put_back, refuse
@@ -237,8 +236,7 @@ def step(self: Learner,
     It also goes on with a fit that was stopped; when that is over, the next call begins another, so a loop over one fit
     is `while learn.step(10, n_epoch=2) == 10`. Nothing is shown; the Recorder's rows are there as usual.
     Raises: ValueError or TypeError if anything does not fit."""
-    if isinstance(n, bool) or not isinstance(n, Integral) or n < 1: raise ValueError(
-        f"step: `n` is {n!r}; give how many steps to make, 1 or more")
+    check_number('step: `n`', n, 1, whole=True, of='steps')
     steps, shows = Steps(n), [cb for cb in self.cbs if isinstance(cb, (ProgressCallback, ShowGraphCallback))]
     with ExitStack() as stack:
         for cb in shows: stack.enter_context(replacing(cb, run=False))

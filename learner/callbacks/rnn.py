@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from ..callback import Callback
 from ..tensors import describe, tensors_in, to_device
+from ..utils import check_number
 from ..weights import unwrapped
 
 __all__ = ['ModelResetter', 'RNNCallback', 'RNNRegularizer', 'rnn_cbs']
@@ -97,7 +98,8 @@ class RNNRegularizer(Callback):
 
     AR is `alpha` times the mean square of the last layer's output after dropout, TAR `beta` times that of the
     difference of its outputs before dropout from one time step to the next.
-    Raises: ValueError if `alpha` or `beta` is below 0; RuntimeError at the start of a fit without RNNCallback.
+    Raises: ValueError or TypeError if `alpha` or `beta` is no number of 0 or more; RuntimeError at the start of a fit
+    without RNNCallback.
     Source: Merity et al. 2017, "Revisiting Activation Regularization for Language RNNs", arXiv 1708.01009.
     Order: after the RNNCallback, and what makes the loss another one."""
     order = RNNCallback.order + 1
@@ -109,7 +111,7 @@ class RNNRegularizer(Callback):
         beta: float = 0.,   # weight of TAR; 0: none
     ):
         for name, value in dict(alpha=alpha, beta=beta).items():
-            if not value >= 0: raise ValueError(f"RNNRegularizer: {name}={value!r}; give 0 or more")
+            check_number(f'RNNRegularizer: `{name}`', value, 0)
         self.alpha, self.beta = alpha, beta
 
     def before_fit(self):

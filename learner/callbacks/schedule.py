@@ -29,7 +29,8 @@ def steps_of(
     Raises: ValueError if it is none of these, or cannot be known without the length of an epoch."""
     text = re.fullmatch(r'(\d+)it|(\d+(?:\.\d+)?)ep', when) if isinstance(when, str) else None
     if text and text[1]: return int(text[1])
-    if not text and not (isinstance(when, Real) and 0 <= float(when) <= 1): raise ValueError(
+    is_share = isinstance(when, Real) and not isinstance(when, bool) and 0 <= float(when) <= 1
+    if not text and not is_share: raise ValueError(
         f"{when!r} is no place in a fit: give a fraction from 0 to 1, '500it' (optimizer steps) or '2ep' (epochs)")
     if when == 0: return 0
     if per_epoch is None: raise ValueError("the training loader has no length, so the schedule cannot know how long an "
@@ -136,10 +137,11 @@ class ParamScheduler(Scheduler):
         self.begins, total = steps_of(self.begin, n, self.n_epoch), math.inf if n is None else n*self.n_epoch
         self.ends = math.inf if self.end == 1 and self.by != 'pos' else steps_of(self.end, n, self.n_epoch)
         rounded = self.begins == self.ends < total and self.begin != self.end  # a window of less than half a step
-        if self.n_epoch and self.begins >= min(self.ends, total) and not rounded: raise ValueError(
+        is_whole = self.n_epoch and not self.learn.rehearsing  # else not all of it can be reached
+        if is_whole and self.begins >= min(self.ends, total) and not rounded: raise ValueError(
             f"{self}: from step {self.begins} on and until step {self.ends} there is no step in this fit, which has "
             f"{total}")
-        if self.n_epoch and total < self.ends < math.inf: warn(
+        if is_whole and total < self.ends < math.inf: warn(
             f"{self}: ends at step {self.ends}, and the fit has {total}: its end is not reached")
         others = self._begin()
         self.first = counting[0].first if (counting := [cb for cb in others if isinstance(cb, ParamScheduler)]) else \

@@ -2,7 +2,6 @@
 
 Whether more or less is better is known of losses, and of metrics that declare it; else `comp` has to say it."""
 import math
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch.nn.utils import get_total_norm
 from ..callback import Callback
 from ..display import say
 from ..events import CancelFitException
-from ..utils import warn
+from ..utils import check_number, warn
 from ..weights import model_path
 
 __all__ = ['TrackerCallback', 'SaveModelCallback', 'EarlyStoppingCallback', 'TerminateOnNaNCallback']
@@ -44,7 +43,7 @@ class TrackerCallback(Callback):
     ):
         if comp is not None and comp not in [*is_max]: raise ValueError(
             f"{self}: comp={comp!r}; give 'min' or 'max' (np.less or np.greater), or None to ask the metric")
-        if not 0 <= min_delta < math.inf: raise ValueError(f"{self}: min_delta={min_delta!r}; give 0 or more")
+        check_number(f'{self}: `min_delta`', min_delta, 0)
         self.monitor, self.comp, self.min_delta, self.reset_on_fit = monitor, comp, min_delta, reset_on_fit
 
     def before_fit(self):
@@ -147,11 +146,10 @@ class SaveModelCallback(TrackerCallback):
         n_best: int|None = None,        # keep so many; None: the best one, as `fname`
     ):
         super().__init__(monitor, comp, min_delta, reset_on_fit)
-        if not isinstance(every_epoch, Integral) or every_epoch < 0: raise ValueError(
-            f"{self}: every_epoch={every_epoch!r}; give True, or a whole number of epochs")
+        if not isinstance(every_epoch, bool):
+            check_number(f'{self}: `every_epoch`', every_epoch, 0, whole=True, of='epochs')
         if every_epoch and at_end: raise ValueError(f"{self}: give `every_epoch` or `at_end`, or two callbacks")
-        if n_best is not None and (not isinstance(n_best, Integral) or n_best < 1): raise ValueError(
-            f"{self}: n_best={n_best!r}; give how many files to keep, 1 or more")
+        if n_best is not None: check_number(f'{self}: `n_best`', n_best, 1, whole=True, of='files to keep')
         if n_best and (every_epoch or at_end): raise ValueError(
             f"{self}: `n_best` keeps the best, and `every_epoch` and `at_end` any: give two callbacks")
         self.fname, self.every_epoch, self.at_end, self.with_opt = fname, every_epoch, at_end, with_opt
@@ -236,12 +234,10 @@ class EarlyStoppingCallback(TrackerCallback):
         check_finite: bool = False,   # and one that is infinite or NaN
     ):
         super().__init__(monitor, comp, min_delta, reset_on_fit)
-        if not isinstance(patience, Integral) or patience < 1: raise ValueError(
-            f"{self}: patience={patience!r}; give a whole number of epochs, 1 or more")
+        check_number(f'{self}: `patience`', patience, 1, whole=True, of='epochs')
         for name, limit in dict(stopping_threshold=stopping_threshold,
                                 divergence_threshold=divergence_threshold).items():
-            if limit is not None and not math.isfinite(limit): raise ValueError(
-                f"{self}: {name}={limit!r}; give a number, or None for no limit")
+            if limit is not None: check_number(f'{self}: `{name}`', limit)
         self.patience, self.check_finite = patience, check_finite
         self.stopping_threshold, self.divergence_threshold = stopping_threshold, divergence_threshold
 

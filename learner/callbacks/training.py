@@ -1,7 +1,7 @@
 """What changes a training step: accumulating gradients over several batches, and clipping them."""
 from collections.abc import Callable
-from math import ceil, isfinite
-from numbers import Integral
+from functools import partial
+from math import ceil, inf, isfinite
 from typing import Any
 
 import torch
@@ -12,8 +12,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from ..callback import Callback
 from ..events import CancelBackwardException, CancelStepException
 from ..tensors import n_items
-from ..utils import warn
+from ..utils import check_number, warn
+from .control import ShortEpochCallback
 from .schedule import Scheduler
+from .turns import TakeTurns
 
 __all__ = ['GradientAccumulation', 'GradientClip']
 
@@ -22,7 +24,8 @@ class GradientAccumulation(Callback):
     """One step for several batches, with the gradient of the mean over all they hold: exactly that of one big batch
 
     A window ends with the batch that fills it. The last one of an epoch is stepped as it is, unless `drop_last`. What
-    is cancelled before its backward pass counts nothing. `loss_func` has to give a mean, of whatever `weight` counts.
+    is cancelled before its backward pass counts nothing; with TakeTurns a part's mean is that over its own batches.
+    `loss_func` has to give a mean, of whatever `weight` counts.
     A fit that was given no `n_steps` gets it from here, so that schedules know how many steps there are.
     Raises: ValueError or TypeError if a parameter means nothing, if the epoch has no step, or for a weight below 0.
     Order: fastai's: before mixed precision (10), which unscales, and clipping (11), which are for whole windows."""
@@ -32,13 +35,14 @@ class GradientAccumulation(Callback):
     run_in = {'fit', 'lr_find'}
     run_valid = False
     unique = True
-    state = ('count', 'total', 'first')
+    state = ('count', 'totals', 'first')
     count: Any = 0      # what the open window holds, in `unit`
-    total: Any = 0.     # the sum of its weights
+    totals: Any = {}    # the sum of its weights, by the part of the model whose turn it was; '': there are no turns
     first: Any = 1.     # the weight of its first batch: others are relative to it, so that losses keep their size
-    pending: Any = None  # what the present batch adds to `count` and `total`, once its gradients are there
+    pending: Any = None  # what the present batch adds to `count` and `totals`, once its gradients are there
     went = False        # are they?
     flushing = False    # is what is left being stepped?
+    turns: Any = None   # the fit's TakeTurns
 
     def __init__(self,
         n_acc: int = 32,         # a step once a window holds so many
@@ -46,8 +50,7 @@ class GradientAccumulation(Callback):
         weight: Callable|None = None,  # `weight(learn)`: of how much a batch's loss is the mean, 0 or more; None: items
         drop_last: bool = False,  # leave out what an epoch ends with, if the window is not full
     ):
-        if isinstance(n_acc, bool) or not isinstance(n_acc, Integral) or n_acc < 1: raise ValueError(
-            f"GradientAccumulation: `n_acc` is {n_acc!r}; give a whole number, 1 or more")
+        check_number('GradientAccumulation: `n_acc`', n_acc, 1, whole=True)
         if unit not in ('items', 'batches', 'tokens'): raise ValueError(
             f"GradientAccumulation: `unit` is {unit!r}; give 'items', 'batches' or 'tokens'")
         if unit == 'tokens' and weight is None: raise ValueError(
@@ -58,22 +61,26 @@ class GradientAccumulation(Callback):
 
     # ---- how many steps an epoch has
 
+    def _the(self, cls): return next((cb for cb in self.learn.ordered if isinstance(cb, cls)), None)
+
     def before_fit(self):
-        n = self._steps()
-        if n == 0: raise ValueError(
+        short, self.turns = self._the(ShortEpochCallback), self._the(TakeTurns)
+        n = self._steps(short)
+        if n == 0 and not self.learn.rehearsing: raise ValueError(
             f"GradientAccumulation: no window of {self.n_acc} {self.unit} fills in an epoch of {self.dls.train!r}, and "
             "drop_last=True leaves out what is not full: no step would be made")
-        if self.n_steps or self.learn.run_kind == 'lr_find': return
+        if self.n_steps and not (short and short.planned) or self.learn.run_kind == 'lr_find': return
         if n: self.learn.n_steps = n
-        elif scheds := [cb for cb in self.learn.ordered if isinstance(cb, Scheduler)]: warn(
-            f"GradientAccumulation: how many steps an epoch has cannot be known here, so {scheds[0]} takes it for one "
+        elif n is None and (sched := self._the(Scheduler)): warn(
+            f"GradientAccumulation: how many steps an epoch has cannot be known here, so {sched} takes it for one "
             "step a batch: give the fit `n_steps=…`")
 
-    def _steps(self):  # None: unknown
+    def _steps(self, short):  # None: unknown
         dl, n = self.dls.train, self.dls.train.n_batches
         if not n: return None
         bs, last = (1, 1) if self.unit == 'batches' else self._sizes(dl, n)
         if not bs or self.unit == 'tokens': return None
+        if short and short.limit(n) < n: n, last = short.limit(n), bs
         k = ceil(self.n_acc/bs)  # batches that fill a window
         if not self.drop_last: return ceil(n/k)
         return n//k - (n % k == 0 and (k-1)*bs+last < self.n_acc)
@@ -87,7 +94,7 @@ class GradientAccumulation(Callback):
 
     def before_train(self): self._reset()
 
-    def _reset(self): self.count, self.total, self.first = 0, 0., 1.
+    def _reset(self): self.count, self.totals, self.first = 0, {}, 1.
 
     def _weight(self):
         if self.weight is None: return n_items(self.xb, self.yb)
@@ -116,7 +123,9 @@ class GradientAccumulation(Callback):
         if self.went: self._add()
 
     def _add(self):
-        self.count, self.total = self.count+self.pending[0], self.total+self.pending[1]
+        count, weight = self.pending
+        part = self.turns.now.module if self.turns and self.turns.now else ''
+        self.count, self.totals = self.count+count, {**self.totals, part: self.totals.get(part, 0.)+weight}
         self.pending, self.went = None, False
 
     def before_step(self):
@@ -126,12 +135,20 @@ class GradientAccumulation(Callback):
             self.learn.keep_grads = True
             raise CancelStepException
         self.learn.keep_grads = False
-        share = self.total/self.first
-        if isinstance(share, Tensor): self._divide(share.clamp(min=1e-30))  # there may have been nothing: 0 stays 0
-        elif share != 1: self._divide(share)
+        for ps, total in self._parts():
+            share = total/self.first
+            if isinstance(share, Tensor): self._divide(ps(), share.clamp(min=1e-30))  # where nothing was, 0 stays 0
+            elif share != 1: self._divide(ps(), share)
 
-    def _divide(self, by):
-        grads = [p.grad for p in self.opt.all_params() if p.grad is not None]
+    def _parts(self):  # parameters, and what the batches in which they were trained weigh together
+        if not self.turns: return [(self.learn.opt.all_params, self.totals.get('', 0.))]
+        by_parts: dict[tuple, list] = {}
+        for p in self.opt.all_params():
+            if p.grad is not None: by_parts.setdefault(self.turns.parts_of(p), []).append(p)
+        return [(partial(list, ps), sum(self.totals.get(part, 0.) for part in parts)) for parts, ps in by_parts.items()]
+
+    def _divide(self, ps, by):
+        grads = [p.grad for p in ps if p.grad is not None]
         for device in {g.device for g in grads}:
             own = [g for g in grads if g.device == device]
             torch._foreach_div_(own, by.to(device) if isinstance(by, Tensor) else by)  # pyright: ignore[reportPrivateImportUsage]
@@ -165,7 +182,7 @@ class GradientClip(Callback):
       `max_norm` is scaled down to it. A unit is a row of a matrix, a filter of a convolution, a vector as a whole. The
       paper takes .01 for large batches, and leaves the last layer out, which is clipped here like all others.
     Nothing waits for the device.
-    Raises: ValueError if a parameter means nothing.
+    Raises: ValueError or TypeError if a parameter means nothing.
     Source: Brock et al. 2021, "High-Performance Large-Scale Image Recognition Without Normalization", equation 3 and
     the ε given with it, arXiv 2102.06171.
     Order: after mixed precision (10), which unscales the gradients."""
@@ -181,7 +198,7 @@ class GradientClip(Callback):
         eps: float = 1e-3,      # by 'adaptive': norms of weights count as no less
     ):
         for name, value in dict(max_norm=max_norm, norm_type=norm_type, eps=eps).items():
-            if not value > 0: raise ValueError(f"GradientClip: `{name}` is {value!r}; give a number above 0")
+            check_number(f'GradientClip: `{name}`', value, 0, inf, above=True)
         if by not in ('norm', 'value', 'adaptive'): raise ValueError(
             f"GradientClip: `by` is {by!r}; give 'norm', 'value' or 'adaptive'")
         self.max_norm, self.norm_type, self.by, self.eps = max_norm, norm_type, by, eps

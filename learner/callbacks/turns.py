@@ -1,9 +1,11 @@
 """Several networks that are trained in turn, each against a loss of its own: TakeTurns, for GANs and the like."""
 from collections.abc import Callable
-from numbers import Integral
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from ..callback import Callback
+from ..utils import check_number
 
 __all__ = ['TakeTurns', 'Turn']
 
@@ -13,6 +15,13 @@ class Turn(NamedTuple):
     module: str                # a name within the model, such as 'generator', or '' for all of it
     loss_func: Callable        # `loss_func(pred, *yb)`, where `pred` is what the whole model returns
     n: int = 1                 # training batches in a row
+
+
+def _turn(given):
+    if isinstance(given, Turn): return given
+    if not isinstance(given, (tuple, list)) or len(given) not in (2, 3) or not isinstance(given[0], str):
+        raise TypeError(f"TakeTurns: {given!r} is no turn; give ('generator', loss_func), or a number of batches too")
+    return Turn(*given)
 
 
 class TakeTurns(Callback):
@@ -29,6 +38,7 @@ class TakeTurns(Callback):
     unique = True
     state = ('done',)
     done = 0                # training batches since the fit began
+    _parts: Any = {}        # the parameters of each part, by the module's name
     now: Any = None         # the Turn of this batch; None between batches
     before: Any = ()        # what this batch has changed, to be put back
     held: Any = ()          # the losses that validations within this batch have put aside
@@ -36,21 +46,26 @@ class TakeTurns(Callback):
     def __init__(self,
         turns: list,  # Turns, or tuples of what they are made of, in their order
     ):
-        self.turns = [turn if isinstance(turn, Turn) else Turn(*turn) for turn in turns]
+        self.turns = [_turn(given) for given in turns]
         if not self.turns: raise ValueError("TakeTurns: there is no turn to take")
         for turn in self.turns:
-            if not isinstance(turn.n, Integral) or isinstance(turn.n, bool) or turn.n < 1: raise ValueError(
-                f"TakeTurns: n={turn.n!r} for {turn.module!r}; give a number of batches, 1 or more")
+            check_number(f'TakeTurns: `n` of {turn.module!r}', turn.n, 1, whole=True, of='batches')
             if not callable(turn.loss_func): raise TypeError(
                 f"TakeTurns: the loss of {turn.module!r} is {turn.loss_func!r}; give a function `f(pred, *yb)`")
 
     def _ps(self, turn): return {*self.model.get_submodule(turn.module).parameters()}
 
+    def parts_of(self,
+        p: Tensor,         # a parameter of the model
+    ) -> tuple[str, ...]:  # names of modules
+        "In whose turns it is trained"
+        return tuple(name for name, ps in self._parts.items() if p in ps)
+
     def before_fit(self):
         if self.learn.run_kind == 'validate': return
-        self.done = 0
-        for turn in self.turns:
-            if not self._ps(turn): raise ValueError(f"TakeTurns: {turn.module!r} has no parameters to train")
+        self.done, self._parts = 0, {turn.module: self._ps(turn) for turn in self.turns}
+        if empty := [name for name, ps in self._parts.items() if not ps]:
+            raise ValueError(f"TakeTurns: {empty[0]!r} has no parameters to train")
 
     def before_batch(self):
         order = [turn for turn in self.turns for _ in range(turn.n)]

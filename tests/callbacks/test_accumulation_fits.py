@@ -3,12 +3,15 @@ import warnings
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from learner.callback import Callback
 from learner.callbacks.checkpoint import Checkpoint
+from learner.callbacks.control import ShortEpochCallback
 from learner.callbacks.schedule import ParamScheduler
 from learner.callbacks.training import GradientAccumulation, GradientClip
+from learner.callbacks.turns import TakeTurns
 from learner.schedules import SchedLin
 from learner.splitters import split_blocks
 from tests.bench.test_counts import waits
@@ -169,3 +172,52 @@ def test_with_workers():
     learn.fit(1)
 
     assert learn.n_step == learn.n_steps == 3
+
+
+@pytest.mark.parametrize('n, acc, n_steps', [
+    (4, dict(n_acc=2, unit='batches'), 2), (4, dict(n_acc=16), 2), (3, dict(n_acc=2, unit='batches'), 2),
+    (3, dict(n_acc=2, unit='batches', drop_last=True), 1), (7, dict(n_acc=2, unit='batches'), 4),
+    (99, dict(n_acc=16), 4)])
+@pytest.mark.parametrize('turned', [False, True])
+def test_short_epochs_have_fewer_windows(n, acc, n_steps, turned):
+    "A schedule comes to its end, whatever the order of the callbacks"
+    cbs = [GradientAccumulation(**acc), ShortEpochCallback(n=n)]
+    learn = synth_learner(cbs[::-1] if turned else cbs, n=7, bs=8)
+
+    learn.fit_one_cycle(2, 1.)
+
+    assert learn.n_step == 2*n_steps and learn.opt.hypers[0]['lr'] == 1. and learn.recorder.lrs[-1] < 1e-4
+
+def test_no_window_fills_in_a_short_epoch():
+    "If what is not full is left out: an error before training"
+    learn = synth_learner([GradientAccumulation(4, 'batches', drop_last=True), ShortEpochCallback(n=3)], n=8)
+
+    with pytest.raises(ValueError, match='no window of 4 batches fills'): learn.fit(1)
+
+@pytest.mark.parametrize('n_acc', [1, 2, 3, 4, 6])
+@pytest.mark.parametrize('turns', [(1, 1), (2, 1), (1, 3)])
+def test_each_part_has_the_mean_over_its_own_batches(n_acc, turns):
+    "Networks that take turns within a window get what each would by itself; one without a turn stays as it is"
+    def loss(pred, y): return nn.functional.mse_loss(pred, y)
+    def net():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 1)).double()
+    x, y = torch.randn(24, 1, dtype=torch.float64), torch.randn(24, 1, dtype=torch.float64)
+    data = list(zip(x.split([5, 3]*3), y.split([5, 3]*3)))
+    learn = synth_learner([GradientAccumulation(n_acc, 'batches'), TakeTurns([*zip('01', (loss, loss), turns)])],
+                          dls=(data, None), model=net(), opt_func=torch.optim.SGD, lr=.1)
+    model, order = net(), ['0']*turns[0] + ['1']*turns[1]
+    for i in range(0, 6, n_acc):
+        window, grads = [(order[j % len(order)], *data[j]) for j in range(i, min(i+n_acc, 6))], {}
+        for part in '01':
+            mine = [(x, y) for whose, x, y in window if whose == part]
+            if not mine: continue
+            ps = [*model.get_submodule(part).parameters()]
+            whole = [torch.cat(ts) for ts in zip(*mine)]
+            grads.update(zip(ps, torch.autograd.grad(loss(model(whole[0]), whole[1]), ps)))
+        with torch.no_grad():
+            for p, g in grads.items(): p -= .1*g
+
+    learn.fit(1)
+
+    assert max(float((a.detach()-b).abs().max()) for a, b in zip(model.parameters(), weights(learn))) < 1e-12

@@ -207,7 +207,7 @@ def test_removed_in_an_evaluation():
 # ---- refused
 
 @pytest.mark.parametrize('kwargs,match', [
-    (dict(decay=1), '`decay` is 1; give 0 or more, and less than 1'), (dict(decay=-.1), '`decay` is -0.1'),
+    (dict(decay=1), '`decay` is 1; give a number, 0 or more and below 1'), (dict(decay=-.1), '`decay` is -0.1'),
     (dict(every=0), '`every` is 0; give a whole number'), (dict(start='3'), "'3' is no place in a fit"),
     (dict(start=500), '500 is no place in a fit'), (dict(buffers='all'), "`buffers` is 'all'; give 'copy' or")])
 def test_what_means_nothing(kwargs, match):

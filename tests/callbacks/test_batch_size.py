@@ -84,7 +84,7 @@ def test_the_machine_is_not_filled(monkeypatch):
 @pytest.mark.parametrize('kwargs', [dict(start=0), dict(most=1.5), dict(n_steps=True)])
 def test_odd_numbers(kwargs):
     "Refused by name"
-    with pytest.raises(ValueError, match=f'find_batch_size: `{[*kwargs][0]}`'):
+    with pytest.raises((ValueError, TypeError), match=f'find_batch_size: `{[*kwargs][0]}`'):
         learner(Full(9)).find_batch_size(**kwargs)
 
 def test_a_list_of_batches_has_no_size():

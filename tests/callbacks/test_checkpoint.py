@@ -295,7 +295,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     assert learn.n_step == 0
 
 
-@pytest.mark.parametrize(('kwargs', 'match'), [(dict(keep=0), 'keep=0'), (dict(on_error='no'), "on_error='no'"),
+@pytest.mark.parametrize(('kwargs', 'match'), [(dict(keep=0), '`keep` is 0'), (dict(on_error='no'), "on_error='no'"),
                                                (dict(every='5'), 'every')])
 def test_bad_arguments(kwargs, match):
     "What means nothing is refused when the callback is made"

@@ -1,8 +1,13 @@
 """What batches hold, kept."""
 import torch
+from torch import nn
 
+from learner import SWA, Callback, DataLoaders
 from learner.callbacks.collect import CollectDataCallback, FetchPredsCallback
-from tests.helpers import synth_learner
+from tests.helpers import synth_dls, synth_learner
+
+
+def norms(): return nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
 
 
 def test_batches_are_kept():
@@ -36,3 +41,37 @@ def test_predictions_of_each_epoch():
     x, y = (torch.cat(ts) for ts in zip(*learn.dls.valid))
     assert torch.equal(fetch.preds, learn.model(x).detach()) and torch.equal(fetch.targs, y)
     assert plain.recorder.values == learn.recorder.values
+
+def test_evaluations_within_a_fit_are_not_its_batches():
+    "Those of others, as predictions of each epoch or averages; what is given to such an evaluation keeps its own"
+    collect = CollectDataCallback()
+    learn = synth_learner([FetchPredsCallback(), SWA(0.), collect], n=3, n_valid=2, model=norms())
+
+    learn.fit(2)
+
+    assert len(collect.data) == 10 and all(loss is not None for *_, loss in collect.data)
+    learn.validate(0)
+    assert len(collect.data) == 3
+
+def test_what_goes_with_one_evaluation():
+    "Within a fit, also if it was in a fit before"
+    collect, n = CollectDataCallback(), []
+    def look(cb):
+        cb.learn.validate(cbs=collect)
+        n.append(len(collect.data))
+    learn = synth_learner(n=3, n_valid=2)
+    learn.fit(1, cbs=collect)
+
+    learn.fit(1, cbs=Callback(after_train=look))
+
+    assert n == [7] and len(collect.data) == 7
+
+def test_several_validation_sets_are_predicted_once():
+    "Of all sets, in their order, after the last one"
+    n, (train, valid) = [], synth_dls(n=2, n_valid=2)
+    learn = synth_learner(fetch := FetchPredsCallback(cbs=Callback(after_batch=lambda cb: n.append(1))),
+                          dls=DataLoaders(train, dict(a=valid, b=valid)))
+
+    learn.fit(2)
+
+    assert len(n) == 2*2*2 and len(fetch.preds) == len(fetch.targs) == 2*16

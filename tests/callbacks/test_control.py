@@ -96,7 +96,7 @@ def test_it_goes_on_after_a_stop(tmp_path):
 @pytest.mark.parametrize('kwargs', [dict(pct=0), dict(pct=1.1), dict(n=0), dict(n=True), dict(n=1.5)])
 def test_no_share_and_no_number(kwargs):
     "Refused when it is made"
-    with pytest.raises(ValueError, match='ShortEpochCallback: (pct|n)='): ShortEpochCallback(**kwargs)
+    with pytest.raises((ValueError, TypeError), match='ShortEpochCallback: `(pct|n)` is'): ShortEpochCallback(**kwargs)
 
 
 # ---- time
@@ -133,7 +133,7 @@ def test_each_fit_has_its_time_and_a_resumed_one_what_was_left(clock, tmp_path):
 
     assert state == dict(spent=4) and limit.spent == 4
 
-@pytest.mark.parametrize('limit, error', [('5it', ValueError), ('5', ValueError), (0, ValueError), (None, TypeError)])
+@pytest.mark.parametrize('limit, error', [('5it', ValueError), ('5', ValueError), (0, ValueError), (None, ValueError)])
 def test_no_time(limit, error):
     "Refused when it is made"
     with pytest.raises(error): TimeLimit(limit)
@@ -151,5 +151,6 @@ def test_skipping_is_starting_later():
 
 @pytest.mark.parametrize('epoch', [3, -1, 1.5, None])
 def test_no_epoch_of_the_fit(epoch):
-    "An error at the start"
-    with pytest.raises(ValueError, match='SkipToEpoch: there is no epoch'): synth_learner(SkipToEpoch(epoch)).fit(3)
+    "An error, at the latest at the start"
+    with pytest.raises((ValueError, TypeError), match='SkipToEpoch: (there is no epoch|`epoch` is)'):
+        synth_learner(SkipToEpoch(epoch)).fit(3)

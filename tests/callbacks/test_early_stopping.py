@@ -135,4 +135,4 @@ def test_reason_is_that_of_the_last_fit():
 @pytest.mark.parametrize('value', [nan, inf])
 def test_odd_limits(name, value):
     "What no value can be compared with is refused"
-    with pytest.raises(ValueError, match=f'{name}={value}; give a number'): EarlyStoppingCallback(**{name: value})
+    with pytest.raises(ValueError, match=f'`{name}` is {value}; give a number'): EarlyStoppingCallback(**{name: value})

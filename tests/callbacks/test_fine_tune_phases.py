@@ -137,12 +137,13 @@ def test_what_the_finder_gives():
     assert learn.recorder.hps['lr'][3].tolist() == pytest.approx([*found])
 
 @pytest.mark.parametrize('args,kwargs,error,message', [
-    ((-1,), {}, ValueError, '`epochs` is -1'), ((1.5,), {}, ValueError, '`epochs` is 1.5'),
-    (('1',), {}, ValueError, "`epochs` is '1'"), ((1,), dict(freeze_epochs=-1), ValueError, '`freeze_epochs` is -1'),
+    ((-1,), {}, ValueError, '`epochs` is -1'), ((1.5,), {}, TypeError, '`epochs` is 1.5'),
+    (('1',), {}, TypeError, "`epochs` is '1'"), ((1,), dict(freeze_epochs=-1), ValueError, '`freeze_epochs` is -1'),
     ((1, [1e-3, 1e-2]), {}, ValueError, '2 values of `base_lr` for 3 groups'),
     ((1, None), {}, TypeError, '`base_lr` is None'), ((1, '1e-3'), {}, TypeError, "`base_lr` is '1e-3'"),
-    ((1,), dict(div=0), ValueError, '`div` is 0; it must be above 0'),
-    ((1,), dict(lr_mult=0), ValueError, '`lr_mult` is 0'), ((1,), dict(pct_start=30), ValueError, '`pct_start` is 30')])
+    ((1,), dict(div=0), ValueError, '`div` is 0; give a number above 0'),
+    ((1,), dict(lr_mult=0), ValueError, '`lr_mult` is 0'),
+    ((1,), dict(pct_start=30), ValueError, '`pct_start`, .* is 30')])
 def test_bad_input(args, kwargs, error, message):
     "What cannot be is refused by name, before training"
     counts = Counts()

@@ -134,11 +134,12 @@ def test_no_epochs(fit):
     assert counts.n == learn.n_step == 0 and [h['lr'] for h in learn.opt.hypers] == [rate]*3
 
 @pytest.mark.parametrize('args,message', [
-    ((0, 1), '`n_cycles` is 0; give 1 or more'), ((1, 0), '`cycle_len` is 0'), ((2, 1, None, 0), '`cycle_mult` is 0'),
+    ((0, 1), '`n_cycles` is 0; give a whole number, 1 or more'),
+    ((1, 0), '`cycle_len` is 0'), ((2, 1, None, 0), '`cycle_mult` is 0'),
     ((2, 1, None, 1.5), '`cycle_mult` is 1.5'), ((2.5, 1), '`n_cycles` is 2.5')])
 def test_bad_cycles(args, message):
     "Cycles come in whole numbers"
-    with pytest.raises(ValueError, match=f'fit_sgdr: {message}'): three().fit_sgdr(*args)
+    with pytest.raises((ValueError, TypeError), match=f'fit_sgdr: {message}'): three().fit_sgdr(*args)
 
 
 # ---- momentum

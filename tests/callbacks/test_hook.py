@@ -137,7 +137,8 @@ odd: Any = (0, -1, 1.5, True, '2')
 
 @pytest.mark.parametrize('make, error, message', [
     (lambda: HookCallback('0'), TypeError, 'HookCallback has no `hook` to call: give `hook=f`, or write a method'),
-    *[(lambda e=e: Means(every=e), ValueError, f'Means: every={e!r}; give a number, as 10') for e in odd]])
+    *[(lambda e=e: Means(every=e), (ValueError, TypeError), f'`every`, 10 for one batch in ten, is {e!r}; give')
+      for e in odd]])
 def test_refused(make: Callable, error, message):
     "What cannot be meant is an error at once"
     with pytest.raises(error, match=re.escape(message)): make()

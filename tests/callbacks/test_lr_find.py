@@ -189,7 +189,8 @@ def test_heavy_tails(seed):
 # ---- bad input
 
 @pytest.mark.parametrize('args,error,message', [
-    *[(dict(num_it=n), ValueError, f'`num_it` is {n!r}; give a number') for n in (0, 1, -3, 2.5, None, True)],
+    *[(dict(num_it=n), (ValueError, TypeError), f'`num_it` is {n!r}; give a whole number')
+      for n in (0, 1, -3, 2.5, None, True)],
     *[(dict(start_lr=v), ValueError, 'must rise, from above 0') for v in (0, -1, nan, inf, 10, 11)],
     *[(dict(end_lr=v), ValueError, 'must rise, from above 0') for v in (1e-8, 0, nan, inf)],
     (dict(end_lr=[1, 2, 3]), ValueError, "2 values of `start_lr` and 3 of `end_lr` for 2 groups"),

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 from learner.callback import Callback
 from learner.callbacks.checkpoint import Checkpoint
 from learner.callbacks.mixup import CutMix, MCDropout, MixUp, ProgressiveResize
+from learner.callbacks.training import GradientAccumulation
 from learner.utils import set_seed
 from tests.bench.work import calls_per_batch
 from tests.helpers import synth_learner, weights
@@ -208,7 +209,7 @@ def test_finder_has_the_first_size(sizes):
                                    {0: (4, 0)}, {0: 4, .5: 3., .7: 2}])
 def test_odd_sizes(sizes):
     "What is no size, or has no place in a fit, is refused"
-    with pytest.raises(ValueError, match='ProgressiveResize'): ProgressiveResize(sizes)
+    with pytest.raises((ValueError, TypeError), match='ProgressiveResize'): ProgressiveResize(sizes)
 
 def test_batches_without_images():
     "A batch that has none is an error"
@@ -218,3 +219,37 @@ def test_batches_without_images():
 def test_shares_reach_no_end():
     "The share 1 is the end of the fit, where nothing is left"
     with pytest.raises(ValueError, match='shares of the fit'): ProgressiveResize({0: 4, .5: 8, math.nextafter(1, 2): 9})
+
+
+# ---- with accumulated gradients
+
+@pytest.mark.parametrize('lengths', [(3, 3, 3, 3), (10, 1, 7, 2)])
+def test_mixed_tokens_add_up(lengths):
+    "Of masked tokens, weighted by how many there are: the step is that of the mean over all terms of the window"
+    g = torch.Generator().manual_seed(4)
+    x, y = torch.randn(8, 10, 3, generator=g, dtype=torch.float64), torch.randint(5, (8, 10), generator=g)
+    for i, n in enumerate(lengths): y[2*i:2*i+2, n:] = -100
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(5)
+            self.layer = nn.Linear(3, 5).double()
+        def forward(self, x): return self.layer(x).transpose(1, 2)
+    drawn = []
+    mixup, keep = MixUp(1.), Callback(after_pred=lambda cb: drawn.append((mixup.lam, mixup.perm)))
+    by_tokens = GradientAccumulation(1000, 'tokens', weight=lambda learn: int((learn.y != -100).sum()))
+    dls = list(zip(x.split(2), y.split(2))), None
+    learn = synth_learner([mixup, keep, by_tokens], dls=dls, model=Tokens(), loss_func=nn.CrossEntropyLoss(),
+                          opt_func=torch.optim.SGD, lr=.1)
+    model, total = Tokens(), torch.zeros((), dtype=torch.float64)
+
+    learn.fit(1)
+
+    for (lam, perm), xb, yb in zip(drawn, x.split(2), y.split(2)):
+        lam = lam.double().view(-1, 1, 1)
+        pred = model(lam*xb + (1-lam)*xb[perm])
+        terms = [nn.functional.cross_entropy(pred, t, reduction='none') for t in (yb, yb[perm])]
+        total = total + (lam[..., 0]*terms[0] + (1-lam[..., 0])*terms[1]).sum()
+    (total/(y != -100).sum()).backward()
+    for p, new in zip(model.parameters(), weights(learn)):
+        assert p.grad is not None and float((p.detach()-.1*p.grad-new).abs().max()) < 1e-12

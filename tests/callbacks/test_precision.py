@@ -215,7 +215,7 @@ def test_both_at_once_are_refused():
     (dict(init_scale=0), '`init_scale` is 0; give a number above 0'),
     (dict(growth_factor=1.), '`growth_factor` is 1.0; give a number above 1'),
     (dict(backoff_factor=1.), '`backoff_factor` is 1.0; give a number above 0 and below 1'),
-    (dict(growth_interval=0), '`growth_interval` is 0; give a number above 0')], ids=str)
+    (dict(growth_interval=0), '`growth_interval` is 0; give a whole number above 0')], ids=str)
 def test_parameters(kwargs, message):
     "What means nothing is refused, with what to give"
     with pytest.raises(ValueError, match=message): MixedPrecision(**kwargs)

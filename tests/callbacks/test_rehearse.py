@@ -2,8 +2,8 @@
 import pytest
 import torch
 
-from learner import (Callback, CancelFitException, Checkpoint, CSVLogger, EarlyStoppingCallback, FreezeUntil,
-                     SaveModelCallback, split_blocks)
+from learner import (SWA, Callback, CancelFitException, Checkpoint, CSVLogger, EarlyStoppingCallback, FreezeUntil,
+                     GradientAccumulation, SaveModelCallback, ShortEpochCallback, split_blocks)
 from learner.metrics import mse
 from tests.helpers import Counts, raises, synth_learner
 
@@ -30,7 +30,7 @@ def test_all_is_done_and_nothing_is_left(tmp_path, fitted, capsys):
 
     told = capsys.readouterr().out
     assert seen == [True, False] and state(learn, tmp_path) == before
-    assert 'dry_run: 1 epoch of 1 batch went through; written and gone: history.csv, models/checkpoints/run' in told
+    assert 'dry_run: 1 epoch of 1 batch went through, with 1 step; written and gone: history.csv, models/che' in told
     assert 'models/model.pth' in told
 
 def test_nothing_is_written_elsewhere(tmp_path, capsys):
@@ -108,3 +108,23 @@ def test_what_is_no_fit_and_what_goes_on():
     learn = synth_learner()
     with pytest.raises(ValueError, match="dry_run: 'validate' is no fit method"): learn.dry_run('validate')
     with pytest.raises(ValueError, match='dry_run: leave out `resume`'): learn.dry_run('fit', 1, resume=True)
+
+def test_a_schedule_that_begins_later_is_no_error(capsys):
+    "It does not act in so few steps; in a fit of so few it is an error"
+    learn = synth_learner(SWA('5it', '2it', swa_lr=.01), n=8)
+
+    learn.dry_run()
+    learn.fit(1)
+
+    assert 'dry_run: 1 epoch of 1 batch went through, with 1 step; nothing' in capsys.readouterr().out
+    with pytest.raises(ValueError, match='there is no step in this fit'): learn.fit(1, cbs=ShortEpochCallback(n=2))
+
+def test_it_tells_how_many_steps_it_has_tried(capsys):
+    "None, if no window of gradients is full"
+    learn = synth_learner(GradientAccumulation(4, 'batches', drop_last=True), n=8)
+
+    learn.dry_run()
+    learn.dry_run(n_batches=8)
+
+    told = capsys.readouterr().out
+    assert '1 batch went through, with no steps;' in told and '8 batches went through, with 2 steps;' in told

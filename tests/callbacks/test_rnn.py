@@ -193,7 +193,7 @@ def test_rnn_cbs():
 @pytest.mark.parametrize('kwargs', [dict(alpha=-1.), dict(beta=-.1), dict(alpha=float('nan'))])
 def test_odd_weights(kwargs):
     "A weight below 0 would make activations large"
-    with pytest.raises(ValueError, match='give 0 or more'): RNNRegularizer(**kwargs)
+    with pytest.raises(ValueError, match='give a number, 0 or more'): RNNRegularizer(**kwargs)
 
 def test_regularizer_alone():
     "Without the callback that keeps the outputs it is refused at the start"

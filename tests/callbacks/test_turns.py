@@ -114,7 +114,7 @@ def test_turns_go_on_after_a_stop(tmp_path):
     assert learn.take_turns.done == 2 and learn.take_turns.state_dict() == dict(done=2)
 
 @pytest.mark.parametrize('turns, error, match', [
-    ([], ValueError, 'no turn'), ([('critic', print, 0)], ValueError, "n=0 for 'critic'"),
+    ([], ValueError, 'no turn'), ([('critic', print, 0)], ValueError, "`n` of 'critic' is 0"),
     ([('critic', 'loss')], TypeError, 'give a function')])
 def test_odd_turns(turns, error, match):
     "Refused when they are made"
