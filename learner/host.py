@@ -61,6 +61,7 @@ class Host(LoopState):
     run_kind: str = ''                       # 'fit', 'validate', 'predict' or 'lr_find' while one runs
     rehearsing: bool = False                 # a fit of which nothing will be left, on a few batches of each epoch?
     asked: dict[str, str] = {}               # at a `save_point`: what is asked for ('save', 'stop' …), and by whom
+    passing: list = []                       # those of `cbs` that are there for a block, such as a fit's own
     stopped_by: str = ''                     # who stopped the last fit: 'Ctrl-C', a signal, 'request_stop'
     paused: Any = None                       # where the last fit was stopped, for `learn.resume()`
     _stop: Any                               # the StopFlag, which takes requests at any time
@@ -148,9 +149,11 @@ class Host(LoopState):
     def added_cbs(self, cbs: Any):  # callbacks, or classes of them
         "Callbacks for the block only"
         cbs = [as_callback(cb) for cb in L(cbs)]
-        old = list(self.cbs)
+        old, self.passing = (list(self.cbs), self.passing), [*self.passing, *cbs]
         try: yield self.add_cbs(cbs)
-        finally: self.remove_cbs([c for c in self.cbs if _has(cbs, c) and not _has(old, c)])
+        finally:
+            old, self.passing = old
+            self.remove_cbs([c for c in self.cbs if _has(cbs, c) and not _has(old, c)])
 
     @contextmanager
     def removed_cbs(self, cbs: Any):  # callbacks, or classes: all their instances

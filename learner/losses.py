@@ -5,6 +5,7 @@ Each has `activation`, which makes probabilities (or values) of the model's outp
 `reduction='none'` the first dimension of the loss still counts items. `loss_activation` and `loss_decodes` find the two
 for plain torch losses as well.
 """
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,9 +16,12 @@ from fastcore.basics import noop
 from torch import Tensor, nn
 
 from .tensors import describe
+from .utils import replacing
+from .weights import unwrapped
 
 __all__ = ['CrossEntropyLossFlat', 'LabelSmoothingCrossEntropyFlat', 'LabelSmoothingCrossEntropy', 'FocalLossFlat',
-           'BCEWithLogitsLossFlat', 'MSELossFlat', 'L1LossFlat', 'DiceLoss', 'loss_activation', 'loss_decodes']
+           'BCEWithLogitsLossFlat', 'MSELossFlat', 'L1LossFlat', 'DiceLoss', 'loss_activation', 'loss_decodes',
+           'unreduced']
 
 
 class CrossEntropyLossFlat(nn.CrossEntropyLoss):
@@ -270,3 +274,19 @@ def loss_decodes(
 ) -> Callable[[Tensor], Any]:     # the loss's own if it has one; noop for losses of values and unknown ones
     "What turns the result of `loss_activation` into a decision"
     return _known(loss_func, 'decodes', 1)
+
+
+def unreduced(
+    loss_func: Any,  # a module or another object with a `reduction`, or a function that takes one
+) -> tuple[Callable|None, Any]:  # None if it has none; and what its `reduction` is
+    "A loss that gives its terms, where `loss_func` gives their mean or sum"
+    reduction = getattr(loss_func, 'reduction', None)
+    if isinstance(reduction, str):
+        if isinstance(loss_func, nn.Module) and unwrapped(loss_func) is not loss_func: return None, None  # compiled
+        def terms(*args):
+            with replacing(loss_func, reduction='none'): return loss_func(*args)
+        return terms, reduction
+    try: takes = inspect.signature(loss_func).parameters
+    except (TypeError, ValueError): return None, None
+    if 'reduction' not in takes: return None, None
+    return partial(loss_func, reduction='none'), takes['reduction'].default

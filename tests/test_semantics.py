@@ -48,6 +48,17 @@ def test_no_model_of_an_older_run_is_loaded(tmp_path, is_nan):
 
     assert learn.model.a.item() == before or is_nan and math.isnan(learn.model.a.item())
 
+def test_it_tells_which_weights_are_loaded(tmp_path, capsys):
+    "If they are not those of the last epoch"
+    def told(values):
+        left = iter(values)
+        def score(pred, y): return next(left)
+        synth_learner(SaveModelCallback('score', 'min'), path=tmp_path, metrics=score).fit(len(values))
+        return [s for s in capsys.readouterr().out.splitlines() if 'weights' in s]
+
+    assert told([3., 2., 4.]) == ['The weights are those after epoch 2 of 3, the best: `score` was 2']
+    assert told([3., 2.]) == []
+
 def test_a_plateau_and_a_schedule_are_refused():
     "They would set the learning rate against each other"
     learn = synth_learner(ReduceLROnPlateau())

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..callback import Callback
+from ..display import say
 from ..learner import Learner
-from ..utils import check_number
+from ..utils import check_number, warn
 from ..weights import named_layers, tied, weights_of
 from .schedule import steps_of
 
@@ -31,7 +32,8 @@ def _wide(t: Tensor) -> torch.dtype: return t.dtype if t.element_size() >= 4 els
 class WeightAverage(Callback):
     """What EMA and SWA have in common: the average, evaluations with it, and files
 
-    Evaluations within a fit, and others as long as the callback is there, are done with the average once it has begun.
+    It begins at `start`; an end of an epoch that is just there counts. Evaluations within a fit, and others as long as
+    the callback is there, are done with the average once it has begun.
     `learn.save`, SaveModelCallback and Checkpoint keep the trained weights under their usual names, and the average by
     `'ema'` or `'swa'`: its `'model'` is a `state_dict`. What loads such a file gets both; if there is no average in
     the file, a new one begins. Parameters that come later take part from the next epoch on.
@@ -145,6 +147,15 @@ class WeightAverage(Callback):
     def cleanup_validate(self):
         is_there = any(cb is self for cb in self.learn.cbs)  # else it is being removed, within whatever scope
         if self._holder is self.learn._scope or not is_there and self._holder is not block: self._swap_out()
+
+    def after_fit(self):
+        if self.learn.run_kind != 'fit' or self.learn.rehearsing or self.learn.paused: return
+        if not self.n_averaged and self.learn.n_step > self.first: warn(
+            f"{self}: there is no average, since it begins at {self.start!r}, and the fit had "
+            f"{self.learn.n_step-self.first} steps in {self.n_epoch} epochs")
+        elif any(cb is self for cb in self.learn.passing): say(
+            f"{self}: the average goes with this fit: what is evaluated from now on has the weights as they are. Give "
+            "it to `Learner(cbs=…)` or `learn.add_cb` to keep it")
 
     def cleanup_fit(self):
         if self._holder is not block: self._swap_out()  # a second interrupt may have struck while that was done

@@ -10,6 +10,7 @@ __all__ = ['CollectDataCallback', 'FetchPredsCallback']
 class CollectDataCallback(Callback):
     """Keeps inputs, targets, prediction and loss of each batch in `data`, on the CPU, of training and of evaluations
 
+    They are as other callbacks have made them: with MixUp inputs and loss are mixed, while targets are the batch's own.
     It begins anew with each fit, and each evaluation outside of one; a fit that is resumed in another process keeps
     what comes from there on. Evaluations that others make within a fit, as FetchPredsCallback does, are not kept.
     Order: after what changes predictions and losses."""

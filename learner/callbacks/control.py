@@ -42,11 +42,13 @@ class ShortEpochCallback(Callback):
     planned = False  # are the steps of an epoch that the fit goes by from here, one for each batch?
 
     def __init__(self,
-        pct: float = .01,          # share of the batches, 0 to 1; one batch at least
+        pct: float|None = None,    # share of the batches, 0 to 1, one batch at least; None: .01
         short_valid: bool = True,  # shorten validation as well?
         n: int|None = None,        # number of batches, in place of a share
     ):
-        check_number('ShortEpochCallback: `pct`', pct, 0, 1, above=True)
+        if pct is not None and n is not None: raise ValueError(f"ShortEpochCallback: {pct=} and {n=}: give one of them")
+        pct = .01 if pct is None else pct
+        check_number('ShortEpochCallback: `pct`, a share (`n` is a number of batches),', pct, 0, 1, above=True)
         if n is not None: check_number('ShortEpochCallback: `n`', n, 1, whole=True, of='batches')
         self.pct, self.short_valid, self.n = pct, short_valid, n
 

@@ -1,7 +1,6 @@
 """What makes training harder, or evaluation random, on purpose: mixed items, growing images, dropout that stays on."""
-import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from numbers import Integral
 from typing import Any
@@ -11,27 +10,11 @@ from torch import Tensor, nn
 from torch.distributions import Beta
 
 from ..callback import Callback
+from ..losses import unreduced
 from ..tensors import describe, map_tensors, n_items, pinned, tensors_in
-from ..utils import check_number, replacing, warn
-from ..weights import unwrapped
+from ..utils import check_number, warn
 
 __all__ = ['MixHandler', 'MixUp', 'CutMix', 'MCDropout', 'ProgressiveResize']
-
-
-def unreduced(
-    loss_func: Any,  # a module or another object with a `reduction`, or a function that takes one
-) -> tuple[Callable|None, Any]:  # None if it has none; and what its `reduction` is
-    "A loss that gives its terms, where `loss_func` gives their mean or sum"
-    reduction = getattr(loss_func, 'reduction', None)
-    if isinstance(reduction, str):
-        if isinstance(loss_func, nn.Module) and unwrapped(loss_func) is not loss_func: return None, None  # compiled
-        def terms(*args):
-            with replacing(loss_func, reduction='none'): return loss_func(*args)
-        return terms, reduction
-    try: takes = inspect.signature(loss_func).parameters
-    except (TypeError, ValueError): return None, None
-    if 'reduction' not in takes: return None, None
-    return partial(loss_func, reduction='none'), takes['reduction'].default
 
 
 def _by_part(f, *losses):  # a loss is a tensor, or a dict of them
@@ -252,6 +235,8 @@ class ProgressiveResize(Callback):
         sizes: Mapping,  # by when each begins, as `{0: 128, 5: (192, 256), 8: None}`: whole numbers are epochs, floats
                          # shares of the fit, 0 to 1; a size is that of both sides or (height, width), None: as it is
     ):
+        if not isinstance(sizes, Mapping): raise TypeError(
+            f"ProgressiveResize: sizes={sizes!r}; give them by when they begin: {{0: 128, 5: 224}}")
         starts = [*sizes]
         for k in starts: check_number('ProgressiveResize: where a size begins', k, 0)
         if not starts or starts != sorted(starts) or starts[0] != 0: raise ValueError(

@@ -69,7 +69,8 @@ class ReduceLROnPlateau(TrackerCallback):
         new = [min(lr, max(lr/self.factor, self.min_lr)) for lr in old]
         for h, lr in zip(self.opt.hypers, new): h['lr'] = lr
         if new != old: self._news = (
-            f"From epoch {self.epoch+2} on the learning rate is {', '.join(f'{lr:.3g}' for lr in new)}: "
+            f"After epoch {self.epoch+1} of {self.n_epoch} the learning rate is "
+            f"{', '.join(f'{lr:.3g}' for lr in new)}: "
             f"`{self.monitor}` gave no new best for {self.wait} epoch{'s'*(self.wait > 1)}")
         self.wait, self.resting = 0, self.cooldown
 

@@ -74,8 +74,8 @@ class Clock:
 class Timer(Callback):
     """Measures what the parts of a training batch take: waiting for it, forward, loss, backward, step, and the rest
 
-    `learn.timer.table` has them in milliseconds a batch; `throughput` is items a second, `memory` the most that was in
-    use. It begins anew with each fit.
+    `learn.timer.table` has them in milliseconds a batch; `throughput` is items a second, `memory_mib` the most that was
+    in use. It begins anew with each fit.
     Order: before all others, so that it measures all of the fit."""
     order = -1000
     run_in = {'fit'}
@@ -221,7 +221,8 @@ batch_events = ['before_batch', 'after_pred', 'after_loss', *(e for s in ('backw
 def _traced(learn, call, n_batches, sync):
     tracer = _Tracer(sync)
     def done(): return f'{tracer.n_batches} batches'
-    with rehearse(learn, call, [tracer, ShortEpochCallback(n=n_batches)], 'trace', done): return tracer.rows()
+    cbs = [tracer, ShortEpochCallback(n=n_batches)]
+    with learn.no_bar(), learn.no_logging(), rehearse(learn, call, cbs, 'trace', done): return tracer.rows()
 
 
 @patch
@@ -237,6 +238,7 @@ def trace(self: Learner,
 
     It is a rehearsal: the fit is run as it would be, files are written to a temporary folder, and all is as before.
     Raises: whatever the fit would raise; KeyboardInterrupt if it is stopped."""
+    check_number('trace: `n_batches`', n_batches, 1, whole=True, of='batches')
     rows: list = []
     for call in fit_calls(self, 'trace', fit, args or (1,), kwargs): rows += _traced(self, call, n_batches, sync)
     table = optional('pandas', 'learn.trace').DataFrame(rows, columns=['what', 'callback', 'us', 'calls', 'share'])

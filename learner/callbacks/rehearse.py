@@ -11,6 +11,7 @@ from fastcore.basics import patch
 from ..display import say
 from ..learner import Learner
 from ..no_trace import trial_frame
+from ..utils import check_number
 from .control import ShortEpochCallback
 from .fit_call import FitCall, fit_calls
 
@@ -68,6 +69,7 @@ def dry_run(self: Learner,
     your own writes elsewhere than below `learn.path` is written there. A schedule that begins later than the few steps
     that are tried does not act.
     Raises: whatever the fit would raise; KeyboardInterrupt if it is stopped."""
+    check_number('dry_run: `n_batches`', n_batches, 1, whole=True, of='batches')
     for call in fit_calls(self, 'dry_run', fit, args or (1,), kwargs):
         short, before = ShortEpochCallback(n=n_batches), self.n_step
         with rehearse(self, call, [short], 'dry_run', lambda: f'epoch {self.epoch+1} of {self.n_epoch}') as folder:

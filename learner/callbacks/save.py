@@ -120,6 +120,10 @@ def load(self: Learner,
     if opt: self.opt.load_state_dict(opt)
     put_weights(self.model, weights, self.loss_func)
     self('after_load', state)
+    for k, v in state.items():
+        if isinstance(v, dict) and 'n_averaged' in v and not hasattr(self, k): warn(
+            f"`{path}` holds an average of weights too, '{k}', with which evaluations were done: the weights that were "
+            f"trained are loaded. With its callback among `learn.cbs` both are")
     return self
 
 

@@ -87,6 +87,7 @@ class SWA(WeightAverage):
         self.stale = True
 
     def after_fit(self):
+        super().after_fit()
         if self.learn.run_kind != 'fit' or not self.stale or self.learn.paused: return
         with self.swapped(): pass
 

@@ -24,8 +24,8 @@ class TrackerCallback(Callback):
 
     Only finite numbers can be best. An epoch in which the column's phase had no batch says nothing. A column that is
     one of several of a metric's, or a part of the loss, is known with the first row only: it needs `comp`.
-    Raises: ValueError if a parameter means nothing; at the start of a fit, ValueError if there is no such column or
-    nothing says what is better, RuntimeError if there is no Recorder.
+    Raises: ValueError or TypeError if a parameter means nothing; at the start of a fit, ValueError if there is no such
+    column or nothing says what is better, RuntimeError if there is no Recorder.
     Order: after the Recorder, whose row it reads."""
     order = 60
     run_in = {'fit'}
@@ -44,6 +44,9 @@ class TrackerCallback(Callback):
         if comp is not None and comp not in [*is_max]: raise ValueError(
             f"{self}: comp={comp!r}; give 'min' or 'max' (np.less or np.greater), or None to ask the metric")
         check_number(f'{self}: `min_delta`', min_delta, 0)
+        if not isinstance(monitor, str): raise TypeError(
+            f"{self}: monitor={monitor!r}; give the name of its column, as "
+            f"{getattr(monitor, '__name__', 'valid_loss')!r}")
         self.monitor, self.comp, self.min_delta, self.reset_on_fit = monitor, comp, min_delta, reset_on_fit
 
     def before_fit(self):
@@ -120,17 +123,19 @@ class TrackerCallback(Callback):
 class SaveModelCallback(TrackerCallback):
     """Saves the model at each new best, and loads the best one when the fit is over or was cancelled
 
-    Nothing is loaded after an error, an interrupt or a stop, so that training can go on, and no file but what this
-    callback wrote. If a file cannot be written or read, that is a warning; what was not saved is not the best model.
+    A line says so if that is not the last epoch's. Nothing is loaded after an error, an interrupt or a stop, so that
+    training can go on, and no file but what this callback wrote. If a file cannot be written or read, that is a
+    warning; what was not saved is not the best model.
     With `n_best` those of the `n_best` best epochs are kept, as `fname_epoch`, and no others: `kept` has their values
     and names, the best first.
     With `every_epoch` or `at_end` nothing is watched, and nothing loaded.
     Raises: ValueError if a parameter means nothing, or another such callback writes the same file.
     Order: after plain trackers, before what stops the fit."""
     order = TrackerCallback.order + 1
-    state = (*TrackerCallback.state, 'has_saved', 'last_saved_path', 'kept')
+    state = (*TrackerCallback.state, 'has_saved', 'last_saved_path', 'kept', 'best_epoch')
     not_hashed = ('last_saved_path',)  # the folder may be another
     has_saved = False                  # is the best model in the file?
+    best_epoch: int|None = None        # after which it was saved, counted from 0; None until there is one
     begun = False                      # has this fit reached it? One that was cancelled before has saved nothing
     last_saved_path: Path|None = None  # what was written last
 
@@ -170,6 +175,7 @@ class SaveModelCallback(TrackerCallback):
         if self.n_best: self.new_best = self._rank(value) and self.new_best
         elif self.new_best: self.new_best = self._save(self.fname)
         self.has_saved = self.has_saved or self.new_best
+        if self.new_best: self.best_epoch = self.epoch
 
     def _rank(self, value):  # is it saved, as one of the best?
         if value is None or not math.isfinite(value): return False
@@ -208,6 +214,10 @@ class SaveModelCallback(TrackerCallback):
         try: self.learn.load(self.kept[0][1] if self.n_best else self.fname, with_opt=self.with_opt)
         except OSError as e: warn(f"{self}: the best model cannot be loaded, so the weights are those of the last "
                                   f"epoch: {type(e).__name__}: {e}")
+        else:
+            if self.best_epoch != self.epoch: say(
+                f"The weights are those after epoch {(self.best_epoch or 0)+1} of {self.n_epoch}, the best: "
+                f"`{self.monitor}` was {self.best:g}")
 
 
 class EarlyStoppingCallback(TrackerCallback):

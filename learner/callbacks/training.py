@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ..callback import Callback
 from ..events import CancelBackwardException, CancelStepException
+from ..losses import unreduced
 from ..tensors import n_items
 from ..utils import check_number, warn
 from .control import ShortEpochCallback
@@ -64,12 +65,20 @@ class GradientAccumulation(Callback):
     def _the(self, cls): return next((cb for cb in self.learn.ordered if isinstance(cb, cls)), None)
 
     def before_fit(self):
+        if unreduced(self.loss_func)[1] == 'sum': raise ValueError(
+            "GradientAccumulation: the loss is a sum (reduction='sum'), and would be divided as if it was a mean: give "
+            "it reduction='mean'")
         short, self.turns = self._the(ShortEpochCallback), self._the(TakeTurns)
         n = self._steps(short)
         if n == 0 and not self.learn.rehearsing: raise ValueError(
             f"GradientAccumulation: no window of {self.n_acc} {self.unit} fills in an epoch of {self.dls.train!r}, and "
             "drop_last=True leaves out what is not full: no step would be made")
-        if self.n_steps and not (short and short.planned) or self.learn.run_kind == 'lr_find': return
+        if self.learn.run_kind == 'lr_find': return
+        bs = self._sizes(self.dls.train, 1)[0]
+        if self.unit == 'items' and bs and 1 < self.n_acc <= bs: warn(
+            f"GradientAccumulation: nothing adds up, since a batch of {bs} items fills a window of {self.n_acc}; "
+            "unit='batches' counts batches")
+        if self.n_steps and not (short and short.planned): return
         if n: self.learn.n_steps = n
         elif n is None and (sched := self._the(Scheduler)): warn(
             f"GradientAccumulation: how many steps an epoch has cannot be known here, so {sched} takes it for one "
@@ -189,6 +198,7 @@ class GradientClip(Callback):
     order = 11
     run_in = {'fit', 'lr_find'}
     run_valid = False
+    unique = True
     not_hashed = ('norms',)
 
     def __init__(self,

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..callback import Callback
-from ..utils import check_number
+from ..utils import check_number, warn
 
 __all__ = ['TakeTurns', 'Turn']
 
@@ -28,16 +28,18 @@ class TakeTurns(Callback):
     """Trains parts of a model in turn: one part's parameters each batch, against its own loss
 
     The other parts are frozen for that batch, so that gradients pass through them and stop there; one optimizer with a
-    group for each (`splitter`) is as many optimizers, since momenta and averages belong to parameters. Validation is
+    group for each (`splitter`) is as many optimizers, since momenta and averages belong to parameters. The table has
+    a column for the loss of each part, `train_generator`, beside `train_loss`, which is over all batches. Validation is
     done with the Learner's loss. `learn.take_turns.now` is the present Turn; the order goes on from epoch to epoch.
     Raises: ValueError or TypeError for an odd turn; at the start of a fit ValueError for a module without parameters,
-    AttributeError for one that is not there.
+    or one that is not there.
     Order: before all that look at what is frozen or what the loss is."""
     order = -30
     run_valid = False
     unique = True
-    state = ('done',)
+    state = ('done', 'taken')
     done = 0                # training batches since the fit began
+    taken: Any = ()         # the modules that have had a turn in it
     _parts: Any = {}        # the parameters of each part, by the module's name
     now: Any = None         # the Turn of this batch; None between batches
     before: Any = ()        # what this batch has changed, to be put back
@@ -46,6 +48,8 @@ class TakeTurns(Callback):
     def __init__(self,
         turns: list,  # Turns, or tuples of what they are made of, in their order
     ):
+        if not isinstance(turns, (list, tuple)): raise TypeError(
+            f"TakeTurns: turns={turns!r}; give a list of ('generator', loss_func)")
         self.turns = [_turn(given) for given in turns]
         if not self.turns: raise ValueError("TakeTurns: there is no turn to take")
         for turn in self.turns:
@@ -63,9 +67,15 @@ class TakeTurns(Callback):
 
     def before_fit(self):
         if self.learn.run_kind == 'validate': return
-        self.done, self._parts = 0, {turn.module: self._ps(turn) for turn in self.turns}
+        self.done, self.taken, known = 0, [], {name for name, _ in self.model.named_modules()}
+        if odd := [turn.module for turn in self.turns if turn.module not in known]: raise ValueError(
+            f"TakeTurns: the model has no part {odd[0]!r}, but "
+            f"{', '.join(name for name, _ in self.model.named_children())}")
+        self._parts = {turn.module: self._ps(turn) for turn in self.turns}
         if empty := [name for name, ps in self._parts.items() if not ps]:
             raise ValueError(f"TakeTurns: {empty[0]!r} has no parameters to train")
+        if never := [names[0] for p, names in self.opt.names.items() if p.requires_grad and not self.parts_of(p)]: warn(
+            f"TakeTurns: never trained, since no turn is theirs: {', '.join(never[:5])}{' …'*(len(never) > 5)}")
 
     def before_batch(self):
         order = [turn for turn in self.turns for _ in range(turn.n)]
@@ -75,6 +85,10 @@ class TakeTurns(Callback):
         self.before, self.held = (frozen, self.loss_func), []
         for p in frozen: p.requires_grad_(False)
         self.learn.loss_func = self.now.loss_func
+
+    def after_loss(self):
+        if self.learn.loss_parts is None and self.loss is not None: self.learn.loss_parts = {
+            self.now.module or 'model': self.loss}
 
     def before_validate(self):  # also within a batch
         if not self.before: return
@@ -88,4 +102,11 @@ class TakeTurns(Callback):
         if not self.before: return
         frozen, self.learn.loss_func = self.before
         for p in frozen: p.requires_grad_(True)
+        if self.now.module not in self.taken: self.taken.append(self.now.module)
         self.before, self.held, self.now, self.done = (), (), None, self.done+1
+
+    def after_fit(self):
+        left = [name for name in self._parts if name not in self.taken]
+        if left and self.learn.run_kind == 'fit' and not self.learn.rehearsing and not self.learn.paused: warn(
+            f"TakeTurns: {', '.join(map(repr, left))} had no turn in the {self.done} batches of this fit; each fit "
+            "begins with the first turn")

@@ -307,3 +307,15 @@ def test_loaders_of_torch_too():
     learn = fitted(GradientAccumulation(20), [], dls=(DataLoader(TensorDataset(*data()), 8), None))
 
     assert_close(weights(learn), by_hand(batches([20])))
+
+def test_a_sum_is_refused():
+    "Which would be divided as if it were a mean"
+    with pytest.raises(ValueError, match="the loss is a sum"):
+        learner(GradientAccumulation(4), [4, 4], loss_func=nn.MSELoss(reduction='sum')).fit(1)
+
+def test_where_nothing_adds_up():
+    "A batch that fills a window by itself is told of: batches may have been meant"
+    dl = DataLoader(TensorDataset(*data(8)), 4)
+
+    with pytest.warns(UserWarning, match="a batch of 4 items fills a window of 2; unit='batches' counts batches"):
+        synth_learner(GradientAccumulation(2), dls=(dl, None), model=net()).fit(1)

@@ -236,3 +236,18 @@ def test_waits_for_nothing():
         return [o for o in waits(lambda: learn.fit(1)) if o != 'to']  # nothing is moved
 
     assert seen(EMA(start=.5)) == seen(None)
+
+def test_an_average_that_has_not_begun_is_told_of():
+    "At the end of the fit"
+    with pytest.warns(UserWarning, match="EMA: there is no average, since it begins at '500it', and the fit had 4 ste"):
+        synth_learner(EMA(start='500it'), n=4).fit(1)
+
+def test_an_average_that_goes_with_its_fit_is_told_of(capsys):
+    "One of the Learner's own stays"
+    learn = synth_learner(n=4)
+
+    learn.fit(1, cbs=EMA())
+
+    assert 'EMA: the average goes with this fit' in capsys.readouterr().out and not learn.passing
+    synth_learner(EMA()).fit(1)
+    assert 'goes with' not in capsys.readouterr().out

@@ -168,3 +168,14 @@ def test_an_error_in_validation_saves_raw_weights(ex, tmp_path):
     saved = torch.load(next((tmp_path/'models'/'checkpoints').glob('run1_*')))
     names = [k for k, _ in learn.model.named_parameters()]
     assert equal([saved['model'][k] for k in names], trained[0]) and equal(weights(learn), trained[0])
+
+def test_a_learner_without_the_callback_is_told(tmp_path):
+    "That the file holds an average, by which it may have been chosen"
+    synth_learner(EMA(), path=tmp_path).fit(1)
+    learn = synth_learner(EMA(), path=tmp_path)
+    learn.fit(1)
+    learn.save('model')
+
+    with pytest.warns(UserWarning, match="an average of weights too, 'ema', with which evaluations were done"):
+        synth_learner(path=tmp_path).load('model', with_opt=False)
+    synth_learner(EMA(), path=tmp_path).load('model')

@@ -193,3 +193,8 @@ def test_what_cannot_be():
     with pytest.raises(ValueError, match='needs its statistics anew, and the training loader.*only once'): learn.fit(1)
     assert learn.n_step == 0
     with pytest.raises(ValueError, match='would undo its work'): learn.add_cb(EMA)
+
+def test_an_average_that_has_not_begun_is_told_of():
+    "At the end of the fit"
+    with pytest.warns(UserWarning, match="SWA: there is no average, since it begins at '5ep', and the fit had 4 steps"):
+        synth_learner(SWA('5ep'), n=4).fit(1)

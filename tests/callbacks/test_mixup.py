@@ -8,7 +8,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from learner.callback import Callback
-from learner.callbacks.mixup import CutMix, MixUp, unreduced
+from learner.callbacks.mixup import CutMix, MixUp
+from learner.losses import unreduced
 from learner.events import CancelBatchException, CancelFitException, event_names
 from tests.helpers import RegModel, raises, synth_learner, weights
 

@@ -5,7 +5,7 @@ from torch import nn
 from learner import (EMA, SWA, Checkpoint, CutMix, DataLoaders, EarlyStoppingCallback, GradientAccumulation,
                      GradientClip, HookCallback, MixedPrecision, MixUp, ProfilerCallback, ProgressiveResize,
                      ReduceLROnPlateau, RNNRegularizer, SaveModelCallback, ShortEpochCallback, SkipToEpoch, TakeTurns,
-                     TimeLimit, TrackerCallback)
+                     TimeLimit, TrackerCallback, accuracy)
 from learner.callbacks.recompute import ActivationCheckpointing
 from learner.utils import check_number
 from tests.helpers import synth_dls, synth_learner
@@ -48,7 +48,12 @@ def test_parameters_of_callbacks(cls, name, low):
     (lambda: TimeLimit('5it'), ValueError, "TimeLimit: '5it' is no time"),
     (lambda: EMA(start='soon'), ValueError, "EMA: `start`: 'soon' is no place in a fit"),
     (lambda: SWA(True), ValueError, 'SWA: `start`: True is no place in a fit'),
-    (lambda: TakeTurns('ab'), TypeError, "TakeTurns: 'a' is no turn; give \\('generator', loss_func\\)"),
+    (lambda: TakeTurns('ab'), TypeError, "TakeTurns: turns='ab'; give a list of \\('generator', loss_func\\)"),
+    (lambda: TakeTurns({'a': print}), TypeError, "give a list of"),
+    (lambda: TakeTurns([print]), TypeError, "TakeTurns: <.*> is no turn; give \\('generator', loss_func\\)"),
+    (lambda: ShortEpochCallback(.5, n=5), ValueError, 'pct=0.5 and n=5: give one of them'),
+    (lambda: ProgressiveResize(4), TypeError, 'sizes=4; give them by when they begin'),
+    (lambda: EarlyStoppingCallback(accuracy), TypeError, "give the name of its column, as 'accuracy'"),
     (lambda: TakeTurns([('a',)]), TypeError, "TakeTurns: \\('a',\\) is no turn"),
     (lambda: TakeTurns([('a', print, True)]), TypeError, "TakeTurns: `n` of 'a' is True"),
     (lambda: ActivationCheckpointing(None), TypeError, 'ActivationCheckpointing: `modules` is None')])
@@ -65,7 +70,8 @@ def test_others(make, error, match):
     (lambda learn: learn.fit_one_cycle(1, div=0), ValueError, '`div` is 0; give a number above 0'),
     (lambda learn: learn.lr_find(num_it=True), TypeError, 'lr_find: `num_it` is True'),
     (lambda learn: learn.doctor(True), TypeError, 'doctor: `n_batches` is True'),
-    (lambda learn: learn.dry_run(n_batches=True), TypeError, '`n` is True; give a whole number of batches, 1 or more'),
+    (lambda learn: learn.dry_run(n_batches=True), TypeError, 'dry_run: `n_batches` is True'),
+    (lambda learn: learn.trace(n_batches=0), ValueError, 'trace: `n_batches` is 0'),
     (lambda learn: learn.find_batch_size(start='a'), TypeError, "find_batch_size: `start` is 'a'"),
     (lambda learn: learn.dls.partial_dataloaders(True), TypeError, 'partial_dataloaders: `partial_n` is True'),
     (lambda learn: learn.dls.partial_dataloaders(17), ValueError, 'a whole number of items, 1 or more and at most 16'),

@@ -94,7 +94,7 @@ def test_says_so(capsys):
     one = capsys.readouterr().out
     scripted([5., 5.], plateau(min_lr=.1)).fit(2, .1)
 
-    assert one == "From epoch 4 on the learning rate is 0.1: `score` gave no new best for 2 epochs\n"
+    assert one == "After epoch 3 of 4 the learning rate is 0.1: `score` gave no new best for 2 epochs\n"
     assert capsys.readouterr().out == ''
 
 @pytest.mark.parametrize('at', [3, 8, 13, 15])

@@ -7,7 +7,7 @@ from learner import Callback, CancelBatchException, Learner
 from learner.callbacks.mixup import MixUp
 from learner.callbacks.turns import TakeTurns, Turn
 from learner.optim import SGD
-from tests.helpers import raises, synth_learner, weights
+from tests.helpers import raises, weights
 
 
 class Gan(nn.Module):
@@ -111,7 +111,7 @@ def test_turns_go_on_after_a_stop(tmp_path):
 
     learn.step(2)
 
-    assert learn.take_turns.done == 2 and learn.take_turns.state_dict() == dict(done=2)
+    assert learn.take_turns.done == 2 and learn.take_turns.state_dict() == dict(done=2, taken=['critic'])
 
 @pytest.mark.parametrize('turns, error, match', [
     ([], ValueError, 'no turn'), ([('critic', print, 0)], ValueError, "`n` of 'critic' is 0"),
@@ -122,7 +122,29 @@ def test_odd_turns(turns, error, match):
 
 def test_modules_that_cannot_take_a_turn():
     "Refused at the start of a fit"
-    with pytest.raises(AttributeError, match='critic'): synth_learner(TakeTurns([('critic', print)])).fit(1)
     gan = Gan()
+    with pytest.raises(ValueError, match="no part 'critics', but generator, critic"):
+        learner(gan, ('critics', gan.gen_loss)).fit(1)
     with pytest.raises(ValueError, match="'critic.1' has no parameters"):
         learner(gan, ('critic.1', gan.gen_loss)).fit(1)
+
+def test_each_part_has_a_column():
+    "Of its own losses; `train_loss` is over all batches"
+    gan = Gan()
+    seen = {'critic': [], 'generator': []}
+    look = Callback(after_loss=lambda cb: cb.training and seen[cb.learn.take_turns.now.module].append(float(cb.loss)))
+    learn = learner(gan, ('critic', gan.crit_loss, 2), ('generator', gan.gen_loss), cbs=[look])
+
+    learn.fit(1)
+
+    row = learn.final_record
+    for name, losses in seen.items(): assert row[f'train_{name}'] == pytest.approx(sum(losses)/len(losses))
+    assert row['train_loss'] == pytest.approx(sum(map(sum, seen.values()))/6)
+
+def test_what_is_never_trained_is_told():
+    "A part without a turn in the optimizer, and one whose turn does not come"
+    gan = Gan()
+    with pytest.warns(UserWarning, match='TakeTurns: never trained, since no turn is theirs: generator.weight, gen'):
+        learner(gan, ('critic', gan.crit_loss)).fit(1)
+    with pytest.warns(UserWarning, match="'generator' had no turn in the 6 batches of this fit; each fit begins with"):
+        learner(gan, ('critic', gan.crit_loss, 9), ('generator', gan.gen_loss)).fit(1)
