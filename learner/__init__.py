@@ -47,6 +47,10 @@ from .callbacks.collect import CollectDataCallback, FetchPredsCallback
 from .callbacks.turns import TakeTurns, Turn
 from .callbacks.mixup import CutMix, MCDropout, MixHandler, MixUp, ProgressiveResize
 from .callbacks.rnn import ModelResetter, RNNCallback, RNNRegularizer, rnn_cbs
+from .callbacks.preds import GatherPredsCallback, Preds
+from .exported import Exported, load_exported
+from .pickled import load_learner
+from . import export as export, publish as publish
 from .callbacks.plateau import ReduceLROnPlateau
 from .callbacks.control import ShortEpochCallback, SkipToEpoch, TimeLimit
 from .callbacks.profile import ProfilerCallback, Timer
@@ -95,9 +99,10 @@ __all__ = [
     'Every', 'Checkpoint', 'SignalCallback', 'DamagedFile',
     'Hook', 'Hooks', 'hook_output', 'hook_outputs', 'hook_input', 'hook_inputs', 'find_modules', 'HookCallback',
     'ShortEpochCallback', 'TimeLimit', 'SkipToEpoch', 'Timer', 'ProfilerCallback',
-    'CollectDataCallback', 'FetchPredsCallback', 'TakeTurns', 'Turn',
+    'CollectDataCallback', 'FetchPredsCallback', 'GatherPredsCallback', 'Preds', 'TakeTurns', 'Turn',
     'MixHandler', 'MixUp', 'CutMix', 'MCDropout', 'ProgressiveResize', 'ModelResetter', 'RNNCallback', 'RNNRegularizer',
     'rnn_cbs', 'ReduceLROnPlateau', 'TerminateOnNaNCallback',
+    'Exported', 'load_exported', 'load_learner',
     'ActivationStats', 'GradientStats', 'Summary', 'layer_info', 'Module', 'ParameterModule', 'has_params',
     'requires_grad', 'total_params', 'children_and_parameters', 'flatten_model', 'set_bn_eval', 'dummy_eval',
     'in_channels', 'model_sizes', 'num_features_model',

@@ -11,6 +11,7 @@ from .checks import end_first_step
 from .events import CancelException, LoopState, scopes
 from .interrupt import deferred_interrupt, free_frames, frees_memory
 from .keep import kept
+from .metrics import mk_metrics
 from .modes import choose_device, restore_modes, snapshot_modes
 from .optim import Optimizer
 from .state import changeable
@@ -137,7 +138,8 @@ def evaluation_frame(
 
 @contextmanager
 def guest_frame(
-    learn: Any,  # the Learner that evaluates
+    learn: Any,           # the Learner that evaluates
+    metrics: Any = None,  # what is measured; None: the Learner's own metrics
 ):
     "Also metrics, hyper-parameters and the declared state of callbacks are afterwards as they were"
     states = [(vars(cb), k) for cb in learn.cbs for k in cb.state if k in vars(cb)]
@@ -145,7 +147,8 @@ def guest_frame(
     hypers = [dict(h) for h in learn.opt.hypers] if learn.opt else []
     work, busy = learn._at_work, set()
     while work: busy, work = busy | {(id(work[0]), work[1])}, work[2]
-    now = dict(_metrics=[_copy_metric(m, learn) for m in learn.metrics], _scope=['frame', learn._scope, []],
+    measured = learn.metrics if metrics is None else mk_metrics(metrics)
+    now = dict(_metrics=[_copy_metric(m, learn) for m in measured], _scope=['frame', learn._scope, []],
                _at_work=learn._at_work, _busy=frozenset(busy), final_record=None)
     try:
         with evaluation_frame(learn), replacing(learn, **now), kept(*[v for *_, v in values], apart=(learn,)): yield

@@ -5,7 +5,7 @@ training is a callback (callback.py)."""
 from collections.abc import Callable
 from inspect import getattr_static
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastcore.foundation import L
 from torch import Tensor, nn
@@ -47,8 +47,6 @@ class Learner(Host):
     _had_targets: bool = False               # did the loader's batch have any? a callback may have emptied `yb`
     _takes: Any = None                       # names that `forward` takes, for dict batches
     _rates: dict = {}                        # `lr` and `wd` as the current fit got them
-    if TYPE_CHECKING:
-        def __getattr__(self, name: str) -> Any: ...  # methods added with @patch
 
     def __init__(self,
         dls: Any,                              # DataLoaders, a pair of iterables of batches (or one and None), or one
@@ -258,6 +256,7 @@ class Learner(Host):
         ds_idx: int = 1,   # 0 for the training loader, 1 for the validation set or sets
         dl: Any = None,    # another loader instead
         cbs: Any = None,   # callbacks for this evaluation only
+        metrics: Any = None,  # what is measured, as the Learner takes it; None: what the Learner measures
     ) -> Any:              # loss and metrics, a sequence that can be indexed by name too
         """Evaluate; nothing else changes, wherever it is called from
 
@@ -265,7 +264,7 @@ class Learner(Host):
         if dl is None and ds_idx == 1 and not self.dls.valid_sets:
             raise ValueError("there is no validation set: `validate(dl=…)` takes any loader")
         recorder = [] if hasattr(self, 'recorder') else [default_callbacks['recorder']]
-        with guest_frame(self), run_frame(self, 'validate'), self.added_cbs([*recorder, *L(cbs)]):
+        with guest_frame(self, metrics), run_frame(self, 'validate'), self.added_cbs([*recorder, *L(cbs)]):
             def epoch(): self._do_epoch_validate(ds_idx, dl)
             if self._scope[1]: epoch()
             else: self._with_events(lambda: self._with_events(epoch, 'epoch'), 'fit')

@@ -15,13 +15,14 @@ import torch.nn.functional as F
 from fastcore.basics import noop
 from torch import Tensor, nn
 
-from .tensors import describe
+from .loss_value import total_loss
+from .tensors import describe, map_tensors
 from .utils import replacing
 from .weights import unwrapped
 
 __all__ = ['CrossEntropyLossFlat', 'LabelSmoothingCrossEntropyFlat', 'LabelSmoothingCrossEntropy', 'FocalLossFlat',
            'BCEWithLogitsLossFlat', 'MSELossFlat', 'L1LossFlat', 'DiceLoss', 'loss_activation', 'loss_decodes',
-           'unreduced']
+           'unreduced', 'item_losses']
 
 
 class CrossEntropyLossFlat(nn.CrossEntropyLoss):
@@ -290,3 +291,24 @@ def unreduced(
     except (TypeError, ValueError): return None, None
     if 'reduction' not in takes: return None, None
     return partial(loss_func, reduction='none'), takes['reduction'].default
+
+
+def item_losses(
+    loss_func: Callable,  # any loss
+    pred: Any,            # as it takes it, of a batch of several items
+    yb: tuple,            # targets, likewise
+    n: int,               # how many
+) -> Tensor:              # `(n,)`
+    """The loss of each item: the mean of its terms, or their sum, where `loss_func` has a `reduction`
+
+    Else `loss_func` is called with each item by itself. A loss that is a dict counts by its sum.
+    Raises: ValueError or TypeError if it gives no number for an item."""
+    terms, reduction = unreduced(loss_func)
+    found = terms(pred, *yb) if terms else None
+    if isinstance(found, Tensor) and found.ndim and found.numel() and found.numel() % n == 0:
+        found = found.reshape(n, -1)
+        return found.sum(1) if reduction == 'sum' else found.mean(1)
+    def one(i):
+        loss = loss_func(*(map_tensors(lambda t: t[i:i+1], o) for o in (pred, *yb)))
+        return total_loss(loss.mean() if isinstance(loss, Tensor) else loss, loss_func, False)[0]
+    return torch.stack([one(i) for i in range(n)])  # pyright: ignore[reportArgumentType]

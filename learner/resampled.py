@@ -1,23 +1,27 @@
-"""DataLoaders made from others: of other weights, of a part, of the first batches, of another batch size."""
+"""DataLoaders made from others: of other weights, of a part, of the first batches, of another size, in order."""
 from collections.abc import Iterator, Sequence
 from copy import copy
 from itertools import cycle, islice
+from numbers import Integral
 from typing import Any
 
 import torch
 from fastcore.basics import patch
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
+from torch.utils.data import (BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler,
+                              WeightedRandomSampler)
 
 from .data import DataLoaders
 from .loader import Loader, untouched
 from .tensors import map_tensors
 from .utils import check_number
 
-__all__ = ['Repeated', 'remade']
+__all__ = ['Repeated', 'remade', 'in_order']
 
 kept = ('num_workers', 'collate_fn', 'pin_memory', 'timeout', 'worker_init_fn', 'multiprocessing_context', 'generator',
         'persistent_workers', 'in_order')  # of a DataLoader, beside what draws its items
+fresh = 'generator', 'persistent_workers'  # of these, what a loader made for one use has its own of
+whole = SequentialSampler, RandomSampler, WeightedRandomSampler  # training draws by them, from all there is
 
 
 class Repeated:
@@ -46,6 +50,36 @@ def remade(
     if dl.num_workers: old['prefetch_factor'] = dl.prefetch_factor
     if 'shuffle' not in new and 'sampler' not in new: new['sampler'] = dl.sampler
     return DataLoader(dl.dataset, **{'batch_size': dl.batch_size, 'drop_last': dl.drop_last, **old, **new})
+
+
+def _drawn(dl: Any) -> tuple[Any, int]:  # numbers of the items that its epochs are made of, and how many a batch has
+    own, data = type(dl.batch_sampler) is BatchSampler, getattr(dl.sampler, 'data_source', dl.dataset)
+    if own and type(dl.sampler) in whole: return range(len(data)), dl.batch_size
+    batches = [[*dl.sampler]] if own else [[*b] for b in dl.batch_sampler]
+    ids = [*dict.fromkeys(i for b in batches for i in b)]
+    if all(isinstance(i, (Integral, Tensor)) for i in ids): ids = sorted(map(int, ids))
+    # of batches by a sampler of its own, what is longest goes into the smallest ones
+    return ids, dl.batch_size or min(map(len, batches[:-1] or batches), default=1)
+
+
+def in_order(
+    loader: Loader,
+) -> tuple[Any, Any]:  # a loader, and the numbers of its items in the dataset; None: it does not go by numbers
+    """A loader that gives all items once and in the dataset's order, whatever shuffles, weighs or drops them
+
+    A sampler of another class than torch's own for whole sets says which items there are: all that one epoch of it
+    draws. What does not go by numbers, such as an IterableDataset or a list of batches, is as it is, but drops no last
+    batch."""
+    dl: Any = loader.dl
+    if not isinstance(dl, DataLoader) or type(dl).__iter__ is not DataLoader.__iter__: return loader, None
+    data, plain = dl.dataset, {k: getattr(dl, k) for k in kept if k not in fresh and hasattr(dl, k)}
+    if isinstance(data, IterableDataset) or dl.batch_sampler is None:
+        return (DataLoader(data, dl.batch_size, **plain) if dl.drop_last else loader), None
+    with untouched(loader): ids, bs = _drawn(dl)
+    in_place = type(dl.sampler) is SequentialSampler and type(dl.batch_sampler) is BatchSampler and not dl.drop_last
+    if in_place or not len(ids): return loader, ids
+    if ids != range(len(data)): plain['sampler'] = ids  # pyright: ignore[reportArgumentType]
+    return DataLoader(data, bs, **plain), ids
 
 
 def _with_loaders(dls, train, valid=None):  # a copy with other loaders, which knows what the old ones told

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from learner.callback import Callback
 from learner.events import CancelValidException
-from learner.metrics import AccumMetric, AvgMetric
+from learner.metrics import AccumMetric, AvgMetric, mse
 from learner.callbacks.recorder import Recorder
 from tests.helpers import Tracer, raises, synth_learner, weights
 
@@ -199,3 +199,12 @@ def test_evaluation_fires_no_grad():
     learn.fit(1)
 
     assert not preds[0].requires_grad and not preds[0].is_inference()
+
+def test_any_metrics_for_one_evaluation():
+    "In place of the Learner's own, which stay"
+    learn = synth_learner(metrics=mse)
+
+    other, none, own = learn.validate(metrics=mae), learn.validate(metrics=[]), learn.validate()
+
+    assert [row.names for row in (other, none, own)] == [('valid_loss', 'mae'), ('valid_loss',), ('valid_loss', 'mse')]
+    assert own['mse'] == own['valid_loss'] and 0 < other['mae'] < own['mse']

@@ -14,26 +14,26 @@ package = root/'learner'
 
 # A file imports from the levels below its own; what several files need lies below all of them.
 levels = [
-    '''events every files gradients hooks hypers interrupt keep layers loss_value models modes optimizers order outputs
-       plain plan schedules splitters tensors transfer utils weights workers''',
+    '''archive events every exported files gradients hooks hypers interrupt keep layers loss_value models modes
+       optimizers order outputs plain plan schedules splitters tensors transfer utils weights workers''',
     '''callback calls checks data display findings frame host loader losses measure metrics optim plot sizes
        skmetrics state''',
     'learner',
     '''callbacks.averaging callbacks.batch_size callbacks.channels callbacks.checkpoint callbacks.collect
        callbacks.compile callbacks.control callbacks.csv_logger callbacks.doctor callbacks.finetune
        callbacks.fit_call callbacks.fits callbacks.hook callbacks.look callbacks.lr_find callbacks.mixup
-       callbacks.plateau callbacks.precision callbacks.preview callbacks.profile callbacks.progress
+       callbacks.plateau callbacks.precision callbacks.preds callbacks.preview callbacks.profile callbacks.progress
        callbacks.recompute callbacks.recorder callbacks.rehearse callbacks.resume callbacks.rnn callbacks.save
        callbacks.saved_state callbacks.schedule callbacks.series callbacks.show callbacks.signals callbacks.stats
        callbacks.summary callbacks.swa callbacks.torch_schedule callbacks.tracker callbacks.training callbacks.turns
-       no_trace resampled''',
+       export no_trace pickled publish resampled''',
     '__init__ all',
 ]
 # All imports within a level: a file, and those it builds on.
 same_level = {
-    'events': 'utils', 'files': 'utils', 'gradients': 'tensors', 'hooks': 'gradients layers tensors weights',
-    'interrupt': 'events', 'modes': 'utils', 'transfer': 'utils',
-    'checks': 'optim', 'data': 'loader losses', 'frame': 'checks optim state', 'host': 'callback state',
+    'events': 'utils', 'exported': 'archive', 'files': 'utils', 'gradients': 'tensors',
+    'hooks': 'gradients layers tensors weights', 'interrupt': 'events', 'modes': 'utils', 'transfer': 'utils',
+    'checks': 'optim', 'data': 'loader losses', 'frame': 'checks metrics optim state', 'host': 'callback state',
     'metrics': 'measure', 'plot': 'display', 'sizes': 'loader', 'skmetrics': 'measure',
     'callbacks.averaging': 'callbacks.schedule', 'callbacks.batch_size': 'no_trace resampled',
     'callbacks.checkpoint': 'callbacks.tracker',
@@ -41,13 +41,14 @@ same_level = {
     'callbacks.finetune': 'callbacks.fits callbacks.schedule', 'callbacks.fits': 'callbacks.schedule',
     'callbacks.lr_find': 'callbacks.recorder no_trace',
     'callbacks.plateau': 'callbacks.schedule callbacks.torch_schedule callbacks.tracker',
+    'callbacks.preds': 'resampled',
     'callbacks.preview': 'callbacks.fit_call callbacks.schedule callbacks.torch_schedule',
     'callbacks.profile': 'callbacks.control callbacks.fit_call callbacks.rehearse',
     'callbacks.recorder': 'callbacks.series', 'callbacks.rehearse': 'callbacks.control callbacks.fit_call no_trace',
     'callbacks.resume': 'callbacks.checkpoint callbacks.progress callbacks.saved_state callbacks.schedule',
     'callbacks.signals': 'callbacks.checkpoint', 'callbacks.stats': 'callbacks.hook',
     'callbacks.summary': 'no_trace', 'callbacks.swa': 'callbacks.averaging callbacks.schedule',
-    'callbacks.torch_schedule': 'callbacks.schedule',
+    'callbacks.torch_schedule': 'callbacks.schedule', 'pickled': 'export', 'publish': 'export',
     'callbacks.training': 'callbacks.control callbacks.schedule callbacks.turns',
     'all': '__init__',
 }

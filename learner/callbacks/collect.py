@@ -2,7 +2,7 @@
 from typing import Any
 
 from ..callback import Callback
-from ..tensors import concat, to_detach
+from ..tensors import to_detach
 
 __all__ = ['CollectDataCallback', 'FetchPredsCallback']
 
@@ -34,24 +34,25 @@ class CollectDataCallback(Callback):
 
 
 class FetchPredsCallback(Callback):
-    """Predicts after each validation of a fit: `preds` and `targs` are those of the last one
+    """Predicts after each validation of a fit: `found` is what `get_preds` gave the last time, with `preds` and `targs`
 
     Order: after what the validation is done with has been put back."""
     run_in = {'fit'}
     remove_on_fetch = True
-    preds: Any = None  # of all items, in the order of the loader, on the CPU; None before there are any
-    targs: Any = None  # likewise
+    found: Any = None  # Preds; None before there are any
 
     def __init__(self,
-        ds_idx: int = 1,   # 0 for the training loader, 1 for the validation set or sets
-        dl: Any = None,    # another loader instead
-        cbs: Any = None,   # callbacks for these predictions only
-    ): self.ds_idx, self.dl_, self.cbs_ = ds_idx, dl, cbs
+        ds_idx: int = 1,    # 0 for the training loader, 1 for the validation set or sets
+        dl: Any = None,     # another loader instead
+        cbs: Any = None,    # callbacks for these predictions only
+        **kwargs: Any,      # of `get_preds`: `with_input`, `with_decoded`, `act`, `reorder` …
+    ): self.kwargs = dict(ds_idx=ds_idx, dl=dl, cbs=cbs, **kwargs)
+
+    @property
+    def preds(self) -> Any: "Of all items; None before there are any"; return self.found and self.found.preds
+    @property
+    def targs(self) -> Any: "Their targets"; return self.found and self.found.targs
 
     def after_validate(self):  # of the last set: the predictions are of all
         if self.valid_name != [*self.dls.valid_sets][-1]: return
-        collect = CollectDataCallback()
-        self.learn.validate(self.ds_idx, self.dl_, [collect, *([] if self.cbs_ is None else [self.cbs_])])
-        _, targs, preds, _ = zip(*collect.data)
-        self.preds, targs = concat(list(preds)), concat(list(targs))
-        self.targs = targs[0] if len(targs) == 1 else targs
+        self.found = self.learn.get_preds(**self.kwargs)

@@ -1,0 +1,115 @@
+"""`learn.publish`: weights that torch.hub verifies by their name, and a card that says what is known."""
+import hashlib
+import re
+import sys
+from typing import cast
+
+import pytest
+import torch
+from torch import nn
+
+import learner.publish as publish
+from tests.helpers import RegModel, synth_learner
+
+assert publish
+
+
+def fitted(path, **kwargs):
+    learn = synth_learner(path=path, **kwargs)
+    learn.fit(2)
+    return learn
+
+
+def test_torch_hub_takes_it(tmp_path):
+    "torch.hub finds the hash in the name and it is the file's; the weights are the model's, whatever wraps it"
+    learn = fitted(tmp_path/'a')
+    known = learn.model.state_dict()
+    learn.model = cast(nn.Module, torch.compile(learn.model, backend='eager'))
+
+    path = learn.publish('reg')
+
+    assert re.fullmatch(r'reg-[0-9a-f]{8}\.pth', path.name)
+    found = torch.hub.HASH_REGEX.search(path.name)
+    assert found and found[1] == hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    state = torch.hub.load_state_dict_from_url(path.as_uri(), tmp_path/'hub', check_hash=True, weights_only=True,
+                                               progress=False)
+    assert state.keys() == known.keys() and all(torch.equal(v, known[k]) for k, v in state.items())
+    RegModel().load_state_dict(state)
+
+
+def test_same_weights_same_name(tmp_path):
+    "The name depends on the weights alone"
+    learn = fitted(tmp_path)
+
+    first, again = learn.publish('m.pth'), learn.publish('m.pth')
+    learn.fit(1)
+
+    assert first == again != learn.publish('m.pth')
+
+
+def test_card(tmp_path):
+    "The card has what the Learner knows, and the curve of the loss lies beside it"
+    learn = fitted(tmp_path)
+
+    path = learn.publish('reg', licence='CC0-1.0')
+
+    card = path.with_suffix('.md').read_text()
+    for text in ('# reg-', '`tests.helpers.RegModel`', '**parameters**: 2', 'float32[8, 1], float32[8, 1]',
+                 f'valid_loss {learn.recorder.values[-1]["valid_loss"]:.4g}', f'torch {torch.__version__}', 'CC0-1.0',
+                 f"torch.load('{path.name}', weights_only=True)", f'![loss]({path.stem}.png)'):
+        assert text in card
+    assert path.with_suffix('.png').read_bytes().startswith(b'\x89PNG')
+    assert sys.modules['matplotlib.pyplot'].get_fignums() == []
+
+
+def test_card_of_what_is_not_known(tmp_path):
+    "Without fit, licence and data to look at, it says so"
+    learn = synth_learner(dls=(iter([]), None), path=tmp_path)
+
+    card = learn.publish('reg').with_suffix('.md').read_text()
+
+    for text in ('**licence**: not stated', '**a batch**: not known', '**after training**: not known',
+                 'There is no curve of the loss: no fit was recorded'): assert text in card
+    assert not [*tmp_path.glob('*.png')]
+
+
+def test_without_matplotlib(tmp_path, monkeypatch):
+    "Without matplotlib there is no curve, and the card says so"
+    learn = fitted(tmp_path)
+    monkeypatch.setitem(sys.modules, 'matplotlib.pyplot', None)
+
+    card = learn.publish('reg').with_suffix('.md').read_text()
+
+    assert 'There is no curve of the loss: `plot_loss` needs `matplotlib.pyplot`: pip install matplotlib' in card
+    assert not [*tmp_path.glob('*.png')]
+
+
+def test_no_card(tmp_path):
+    "If none is wanted, the weights are alone"
+    path = fitted(tmp_path).publish('reg', card=False)
+
+    assert [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize('name', ['resnet-1.5', 'a-bc.x'])
+def test_name_with_other_digits(name, tmp_path):
+    "A name in which torch.hub would find another hash is refused, and nothing written"
+    with pytest.raises(ValueError, match='torch.hub would take'): fitted(tmp_path).publish(name)
+
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_lazy_weights(tmp_path):
+    "They have no values yet"
+    with pytest.raises(ValueError, match='lazy parameters'):
+        synth_learner(model=nn.LazyLinear(1), path=tmp_path).publish('m')
+
+
+def test_learner_loads_it(tmp_path):
+    "What was published can be loaded as what was saved"
+    learn = fitted(tmp_path)
+    other = synth_learner(path=tmp_path)
+
+    with pytest.warns(UserWarning, match='unverified'): other.load(learn.publish('m').absolute())
+
+    assert all(map(torch.equal, other.model.parameters(), learn.model.parameters()))
