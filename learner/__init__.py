@@ -34,6 +34,7 @@ from .callbacks.finetune import BnFreeze, FreezeUntil
 from .callbacks.tracker import EarlyStoppingCallback, SaveModelCallback, TerminateOnNaNCallback, TrackerCallback
 from .callbacks.training import GradientAccumulation, GradientClip
 from .callbacks.averaging import EMA
+from .callbacks.regularize import L1
 from .callbacks.precision import MixedPrecision
 from .callbacks.channels import ChannelsLast
 from .callbacks.compile import Compiled
@@ -42,13 +43,15 @@ from .callbacks.swa import SWA
 from .hooks import Hook, Hooks, find_modules, hook_input, hook_inputs, hook_output, hook_outputs
 from .callbacks.hook import HookCallback
 from .callbacks.stats import ActivationStats, GradientStats
-from .callbacks import batch_size as batch_size, doctor as doctor, rehearse as rehearse
+from .callbacks import batch_size as batch_size, doctor as doctor, rehearse as rehearse, results as results
 from .callbacks.collect import CollectDataCallback, FetchPredsCallback
 from .callbacks.turns import TakeTurns, Turn
 from .callbacks.mixup import CutMix, MCDropout, MixHandler, MixUp, ProgressiveResize
 from .callbacks.rnn import ModelResetter, RNNCallback, RNNRegularizer, rnn_cbs
 from .callbacks.preds import GatherPredsCallback, Preds
+from .callbacks import predict as predict
 from .exported import Exported, load_exported
+from .interpret import ClassificationInterpretation, Interpretation, RegressionInterpretation
 from .pickled import load_learner
 from . import export as export, publish as publish
 from .callbacks.plateau import ReduceLROnPlateau
@@ -68,6 +71,7 @@ from .models import xresnet18, xresnet34, xresnet50
 from .transfer import (AdaptiveConcatPool2d, apply_init, create_body, create_head, has_pool_type, init_head)
 from .callbacks.show import outline
 from .display import Live, new_live, set_display, show_table
+from .pictures import draw_items
 from .plot import plot_hypers, plot_loss, plot_lr_find
 from .schedules import (SchedCos, SchedExp, SchedLin, SchedNo, SchedPoly, combine_scheds, combined_cos, cos_restarts,
                         policy_cos_restarts, policy_exp, policy_fixed, policy_inv, policy_multistep, policy_poly,
@@ -95,14 +99,15 @@ __all__ = [
     'combine_scheds', 'combined_cos', 'three_phase_cos', 'cos_restarts', 'policy_fixed', 'policy_step', 'policy_exp',
     'policy_inv', 'policy_multistep', 'policy_poly', 'policy_sigmoid', 'policy_warmup', 'policy_cos_restarts',
     'TrackerCallback', 'SaveModelCallback', 'EarlyStoppingCallback', 'GradientClip',
-    'GradientAccumulation', 'EMA', 'SWA', 'MixedPrecision', 'ChannelsLast', 'Compiled', 'ActivationCheckpointing',
+    'GradientAccumulation', 'L1', 'EMA', 'SWA', 'MixedPrecision', 'ChannelsLast', 'Compiled', 'ActivationCheckpointing',
     'Every', 'Checkpoint', 'SignalCallback', 'DamagedFile',
     'Hook', 'Hooks', 'hook_output', 'hook_outputs', 'hook_input', 'hook_inputs', 'find_modules', 'HookCallback',
     'ShortEpochCallback', 'TimeLimit', 'SkipToEpoch', 'Timer', 'ProfilerCallback',
     'CollectDataCallback', 'FetchPredsCallback', 'GatherPredsCallback', 'Preds', 'TakeTurns', 'Turn',
     'MixHandler', 'MixUp', 'CutMix', 'MCDropout', 'ProgressiveResize', 'ModelResetter', 'RNNCallback', 'RNNRegularizer',
     'rnn_cbs', 'ReduceLROnPlateau', 'TerminateOnNaNCallback',
-    'Exported', 'load_exported', 'load_learner',
+    'Exported', 'load_exported', 'load_learner', 'Interpretation', 'ClassificationInterpretation',
+    'RegressionInterpretation', 'draw_items',
     'ActivationStats', 'GradientStats', 'Summary', 'layer_info', 'Module', 'ParameterModule', 'has_params',
     'requires_grad', 'total_params', 'children_and_parameters', 'flatten_model', 'set_bn_eval', 'dummy_eval',
     'in_channels', 'model_sizes', 'num_features_model',

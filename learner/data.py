@@ -183,6 +183,10 @@ class DataLoaders:
         Raises: IndexError if there is no such loader, TypeError if `dl` is a batch."""
         if isinstance(dl, (tuple, Mapping)) and _is_batch(dl): raise TypeError(
             f"a `{type(dl).__name__}` of tensors is a batch, not a loader: give `[batch]`, or a DataLoader")
+        if dl is None and isinstance(ds_idx, str) and ds_idx in self.valid_sets: dl = self.valid_sets[ds_idx]
+        if dl is None and not isinstance(ds_idx, int): raise TypeError(
+            f"ds_idx={ds_idx!r}: give 0 for the training loader, 1 for the validation sets, the name of one of "
+            f"{[*self.valid_sets]}, or a loader as `dl=…`")
         if dl is None and not 0 <= ds_idx < max(2, len(self)):
             raise IndexError(f"there is no loader number {ds_idx}, but {len(self)}, counted from 0")
         sets = {'': dl if isinstance(dl, Loader) else Loader(dl)} if dl is not None else \

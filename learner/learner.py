@@ -181,7 +181,7 @@ class Learner(Host):
         """Go through the loader once; a stop asked for takes effect between two batches
 
         Raises: ValueError if the loader gives no batch."""
-        stoppable = self.run_kind != 'validate' and all(scope[0] != 'batch' for scope in self._scopes())
+        stoppable = self.run_kind in ('fit', 'lr_find') and all(scope[0] != 'batch' for scope in self._scopes())
         batches, i = iter(self.dl), -1
         if stoppable and self._stop.requested: self._rest()
         for i, b in enumerate(batches, getattr(self.dl, 'position', 0)):  # a resumed epoch goes on at a later batch

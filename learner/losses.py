@@ -6,7 +6,7 @@ Each has `activation`, which makes probabilities (or values) of the model's outp
 for plain torch losses as well.
 """
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -258,6 +258,7 @@ _torch_losses = {
 
 def _known(loss_func, attr, i) -> Callable[[Tensor], Any]:
     "The loss's own method, or else entry `i` of the table"
+    loss_func = getattr(loss_func, 'unmixed', loss_func)
     f = loss_func.func if isinstance(loss_func, partial) else loss_func
     if callable(own := getattr(f, attr, None)): return own
     return next((o[i] for k, o in _torch_losses.items() if f is k or isinstance(k, type) and isinstance(f, k)), noop)
@@ -284,13 +285,15 @@ def unreduced(
     reduction = getattr(loss_func, 'reduction', None)
     if isinstance(reduction, str):
         if isinstance(loss_func, nn.Module) and unwrapped(loss_func) is not loss_func: return None, None  # compiled
-        def terms(*args):
-            with replacing(loss_func, reduction='none'): return loss_func(*args)
-        return terms, reduction
+        return partial(_terms, loss_func), reduction
     try: takes = inspect.signature(loss_func).parameters
     except (TypeError, ValueError): return None, None
     if 'reduction' not in takes: return None, None
     return partial(loss_func, reduction='none'), takes['reduction'].default
+
+
+def _terms(loss_func, *args):
+    with replacing(loss_func, reduction='none'): return loss_func(*args)
 
 
 def item_losses(
@@ -299,16 +302,31 @@ def item_losses(
     yb: tuple,            # targets, likewise
     n: int,               # how many
 ) -> Tensor:              # `(n,)`
-    """The loss of each item: the mean of its terms, or their sum, where `loss_func` has a `reduction`
+    """The loss of each item by itself
 
-    Else `loss_func` is called with each item by itself. A loss that is a dict counts by its sum.
+    Where `loss_func` has a `reduction`, and its mean counts all terms alike, they are computed at once; else it is
+    called with one item after the other. A loss that is a dict counts by its sum. A single class that is ignored has 0.
     Raises: ValueError or TypeError if it gives no number for an item."""
+    loss_func = getattr(loss_func, 'unmixed', loss_func)
     terms, reduction = unreduced(loss_func)
-    found = terms(pred, *yb) if terms else None
+    found = terms(pred, *yb) if terms and _setting(loss_func, 'weight') is None else None
     if isinstance(found, Tensor) and found.ndim and found.numel() and found.numel() % n == 0:
         found = found.reshape(n, -1)
-        return found.sum(1) if reduction == 'sum' else found.mean(1)
+        if reduction in ('sum', 'batchmean'): return found.sum(1)
+        if found.shape[1] == 1 or _setting(loss_func, 'ignore_index') is None: return found.mean(1)
     def one(i):
-        loss = loss_func(*(map_tensors(lambda t: t[i:i+1], o) for o in (pred, *yb)))
+        loss = loss_func(*(_one_item(o, i) for o in (pred, *yb)))
         return total_loss(loss.mean() if isinstance(loss, Tensor) else loss, loss_func, False)[0]
     return torch.stack([one(i) for i in range(n)])  # pyright: ignore[reportArgumentType]
+
+
+def _setting(loss_func, name):  # of a loss, or of a function that takes one
+    if isinstance(loss_func, nn.Module): return getattr(loss_func, name, None)
+    inner = loss_func.keywords if isinstance(loss_func, partial) else {}
+    takes = inspect.signature(loss_func).parameters if callable(loss_func) else {}
+    return inner.get(name, takes[name].default if name in takes else None)
+
+
+def _one_item(o, i):
+    if isinstance(o, list) and o and all(isinstance(m, Mapping) for m in o): return o[i:i+1]  # a dict an item
+    return map_tensors(lambda t: t[i:i+1], o)

@@ -232,6 +232,10 @@ class AccumMetric(Metric):
             raise TypeError(f"metric `{self.name}`: predictions {describe(pred)} are no tensor; choose one in a "
                             "callback's `after_pred`, or measure with a function")
         dim = -1 if self.dim_argmax is None else self.dim_argmax
+        if self.activation != 'sigmoid' and (self.dim_argmax is not None or self.activation != 'no') and pred.ndim and \
+                pred.shape[dim] == 1: raise ValueError(
+            f"metric `{self.name}`: predictions {list(pred.shape)} have one score an item, and the largest of several "
+            "is looked for: `activation='sigmoid'` and `thresh=.5` decide by one")
         if self.activation == 'sigmoid': pred = _float(pred).sigmoid()
         elif self.activation != 'no': pred = _float(pred).softmax(dim)
         elif self.dim_argmax is not None: pred = pred.argmax(dim)

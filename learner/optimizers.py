@@ -5,6 +5,7 @@ no parameter forbids it. Decay is decoupled: by torch in Adam, RAdam and NAdam; 
 gradient shrink by `lr*wd` in a hook just before the step, and torch's groups keep that `wd` under its own name.
 """
 import inspect
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import partial
@@ -75,12 +76,39 @@ def _decay(opt: optim.Optimizer, args, kwargs):
                 torch._foreach_mul_(ps, 1-g['lr']*g['wd'])  # pyright: ignore[reportPrivateImportUsage]
 
 
+@torch.no_grad()
+def _carry_velocity(opt: optim.Optimizer, args, kwargs):  # `lr*buffer` is the velocity still when the rate has changed
+    for g in opt.param_groups:
+        lr, last, ps = float(g['lr']), g['velocity_lr'], [p for p in g['params'] if p.grad is not None]
+        bufs = [(p, v) for p in ps if p in opt.state and (v := opt.state[p].get('momentum_buffer')) is not None]
+        if lr and last and lr != last:
+            torch._foreach_mul_([v for _, v in bufs], last/lr)  # pyright: ignore[reportPrivateImportUsage]
+        if lr: g['velocity_lr'] = lr
+        else:  # what is left of the velocity still moves the weights, and gradients count nothing
+            for p, v in bufs: p.sub_(v.mul_(g['momentum']), alpha=last*(g['momentum'] if g['nesterov'] else 1))
+            for p in ps: p.grad = None
+
+
+def _correct_eps(opt: optim.Optimizer, args, kwargs):
+    for g in opt.param_groups:
+        g['n_steps'], g['own_eps'] = g['n_steps']+1, g['own_eps'] or g['eps']
+        g['eps'] = g['own_eps']/math.sqrt(1-g['betas'][1]**g['n_steps'])
+
+
+def _own_eps(opt: optim.Optimizer, args, kwargs):
+    for g in opt.param_groups: g['eps'], g['own_eps'] = g['own_eps'], 0.
+
+
 def attach_hooks(
     opt: optim.Optimizer,  # any; only those made here have hooks
 ) -> None:
     "Register the hooks that one of our optimizers needs; a pickled or deep-copied one has lost them"
     group = opt.param_groups[0]
     if 'wd' in group: opt.register_step_pre_hook(_decay)
+    if 'velocity_lr' in group: opt.register_step_pre_hook(_carry_velocity)
+    if 'own_eps' in group:
+        opt.register_step_pre_hook(_correct_eps)
+        opt.register_step_post_hook(_own_eps)
     if isinstance(opt, optim.SGD) and group['fused'] and group['momentum']:
         _use_velocity(opt)
         opt.register_load_state_dict_post_hook(_use_velocity)
@@ -94,13 +122,14 @@ def _groups(params: Iterable) -> list[dict]:
     return [{**g, 'params': [g['params']] if isinstance(g['params'], Tensor) else list(g['params'])} for g in groups]
 
 
-def _make(cls: type[optim.Optimizer], params: Iterable, lr: float, wd: float, hook: bool, **kwargs) -> optim.Optimizer:
-    "`cls` on `params`, fused if it can be, with decay by torch or by our hook"
+def _make(cls: type[optim.Optimizer], params: Iterable, lr: float, wd: float, hook: bool, own: dict|None = None,
+          **kwargs) -> optim.Optimizer:
+    "`cls` on `params`, fused if it can be, with decay by torch or by our hook, and what other hooks of ours keep"
     groups = _groups(params)
     fused = 'fused' in inspect.signature(cls).parameters and all(
         p.device.type in ('cpu', 'cuda') and not p.is_complex() for g in groups for p in g['params'])
     # Said by group, not to `cls`: GradScaler then skips a bad step itself, and the decay with it.
-    for g in groups: g |= ({'fused': True} if fused else {}) | ({'wd': wd} if hook else {})
+    for g in groups: g |= ({'fused': True} if fused else {}) | ({'wd': wd} if hook else {}) | (own or {})
     opt = cls(groups, lr=lr, weight_decay=0. if hook else wd, **kwargs)  # pyright: ignore[reportCallIssue]
     attach_hooks(opt)
     return opt
@@ -114,9 +143,15 @@ def SGD(
     mom: float = 0.,           # momentum; 0 for none, which no schedule can change
     wd: float = 0.,            # weight decay
     decouple_wd: bool = True,  # False: add `wd*p` to the gradient instead
+    nesterov: bool = False,    # Nesterov's momentum
+    lr_in_velocity: bool = False,  # is the rate inside of what the momentum keeps?
 ) -> optim.Optimizer:
-    "Gradient descent, with momentum"
-    return _make(optim.SGD, params, lr, wd, decouple_wd, momentum=mom)
+    """Gradient descent, with momentum
+
+    torch keeps a sum of gradients, which the present rate multiplies. With `lr_in_velocity` it is, as in Caffe, a sum
+    of steps, `v = mom*v + lr*g`, so that after a fall of the rate the speed there was dies down by `mom` a step."""
+    own = {'velocity_lr': 0.} if lr_in_velocity else {}
+    return _make(optim.SGD, params, lr, wd, decouple_wd, own, momentum=mom, nesterov=nesterov)
 
 
 def RMSProp(
@@ -140,9 +175,13 @@ def Adam(
     eps: float = 1e-5,         # keeps the division from 0
     wd: float = .01,           # weight decay
     decouple_wd: bool = True,  # False: add `wd*p` to the gradient instead
+    eps_hat: bool = False,     # is `eps` added before the bias of averages is corrected, as in Caffe?
 ) -> optim.Optimizer:
-    "torch's AdamW (Adam if not `decouple_wd`) with fastai's defaults"
-    return _make(optim.AdamW if decouple_wd else optim.Adam, params, lr, wd, False, betas=(mom, sqr_mom), eps=eps)
+    """torch's AdamW (Adam if not `decouple_wd`) with fastai's defaults
+
+    With `eps_hat` it is the epsilon with a hat at the end of section 2 of Kingma and Ba 2015, arXiv 1412.6980."""
+    own = {'own_eps': 0., 'n_steps': 0} if eps_hat else {}
+    return _make(optim.AdamW if decouple_wd else optim.Adam, params, lr, wd, False, own, betas=(mom, sqr_mom), eps=eps)
 
 
 def RAdam(

@@ -1,5 +1,6 @@
 """Drawing with matplotlib: each function takes the axes to draw on and returns them; showing them is the caller's."""
 from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,8 @@ from .display import display_mode
 from .utils import optional
 
 __all__ = ['plot_loss', 'plot_hypers', 'plot_lr_find', 'plot_layers', 'plot_histogram', 'plot_look',
-           'plot_times', 'show_figure']
+           'plot_times', 'plot_confusion', 'plot_curves', 'plot_residuals', 'as_png',
+           'show_figure']
 
 
 def plot_loss(
@@ -166,6 +168,76 @@ def plot_times(
     ax.set_yticks(range(len(names)), names)
     ax.invert_yaxis()
     return ax
+
+
+def plot_confusion(
+    matrix: np.ndarray,       # `(n, n)`: true classes are rows, decisions columns
+    names: Sequence[str],     # of the classes
+    decimals: int = 0,        # of the numbers that are written
+    plot_txt: bool = True,    # write them?
+    cmap: str = 'Blues',      # matplotlib's name of the colours
+    title: str = '',          # above the picture
+    ax: Any = None,           # matplotlib axes to draw on; new ones if None
+) -> Any:                     # the axes
+    "Draw how often each class was taken for each"
+    side = max(3., .45*len(names)+1.5)
+    ax = ax or optional('matplotlib.pyplot', 'plot_confusion').subplots(figsize=(side, side), layout='constrained')[1]
+    ax.imshow(matrix, cmap=cmap, interpolation='nearest')
+    ax.set(xlabel='predicted', ylabel='true', title=title)
+    long = any(len(name) > 3 for name in names)
+    ax.set_xticks(range(len(names)), names, rotation=90 if long else 0)
+    ax.set_yticks(range(len(names)), names)
+    for (i, j), v in np.ndenumerate(matrix) if plot_txt else ():
+        if not v and len(matrix) > 12: continue  # which would hide the others
+        ax.text(j, i, f'{v:.{decimals}f}', ha='center', va='center', fontsize='small',
+                color='white' if v > matrix.max()/2 else 'black')
+    return ax
+
+
+def plot_curves(
+    curves: Mapping[str, tuple[np.ndarray, np.ndarray]],  # x and y of each, by name
+    xlabel: str,       # what x is
+    ylabel: str,       # what y is
+    title: str = '',   # of the legend
+    ax: Any = None,    # matplotlib axes to draw on; new ones if None
+) -> Any:              # the axes
+    "Draw curves within the unit square, with a legend beside it"
+    width = 6+1.5*((len(curves)-1)//20)
+    ax = ax or optional('matplotlib.pyplot', 'plot_curves').subplots(figsize=(width, 4.5), layout='constrained')[1]
+    for name, (xs, ys) in curves.items(): ax.plot(xs, ys, label=name)
+    ax.set(xlabel=xlabel, ylabel=ylabel, xlim=(-.02, 1.02), ylim=(-.02, 1.02))
+    if curves: ax.legend(title=title, fontsize='small', loc='center left', bbox_to_anchor=(1, .5),
+                         ncols=1+(len(curves)-1)//20)
+    return ax
+
+
+def plot_residuals(
+    targs: np.ndarray,       # true values, `(n,)`
+    residuals: np.ndarray,   # predicted less true ones, `(n,)`
+    axs: Sequence[Any]|None = None,  # two matplotlib axes; new ones if None
+) -> Sequence[Any]:          # the axes
+    "Draw predicted against true values, and a histogram of residuals"
+    found: Any = optional('matplotlib.pyplot', 'plot_residuals').subplots(
+        1, 2, figsize=(9, 3.5), layout='constrained')[1] if axs is None else axs
+    found[0].plot(targs, targs+residuals, '.', alpha=.6)
+    ends = [targs.min(), targs.max()]
+    found[0].plot(ends, ends, color='k', lw=1)
+    found[0].set(xlabel='true', ylabel='predicted')
+    found[1].hist(residuals, bins='auto')
+    found[1].axvline(0, color='k', lw=1)
+    found[1].set(xlabel='predicted less true', ylabel='items',
+                 title=f'mean {residuals.mean():.3g}, deviation {residuals.std():.3g}')
+    return found
+
+
+def as_png(
+    ax: Any,  # axes of the figure
+) -> bytes:
+    "A figure as a PNG file; it is closed"
+    buffer = BytesIO()
+    try: ax.figure.savefig(buffer, format='png')
+    finally: optional('matplotlib.pyplot', 'as_png').close(ax.figure)
+    return buffer.getvalue()
 
 
 def show_figure(

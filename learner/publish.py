@@ -1,7 +1,6 @@
 """`learn.publish`: weights under a name that holds their hash, as torch.hub verifies it, and a card for them."""
 import hashlib
 from functools import partial
-from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from .export import export_path, versions
 from .files import write_file
 from .learner import Learner
 from .plain import to_plain
+from .plot import as_png
 from .tensors import describe, to_device
 from .weights import unwrapped, versions_of, weights_of, with_versions
 
@@ -78,9 +78,5 @@ def _batch(learn) -> str:
 def _curve(learn) -> tuple[bytes, str]:  # as PNG, or why there is none
     recorder: Any = getattr(learn, 'recorder', None)
     if not recorder or not len(recorder.losses): return b'', 'no fit was recorded'
-    try: figure = recorder.plot_loss().figure
+    try: return as_png(recorder.plot_loss()), ''
     except ImportError as e: return b'', str(e)
-    buffer = BytesIO()
-    try: figure.savefig(buffer, format='png')
-    finally: import_module('.pyplot', type(figure).__module__.partition('.')[0]).close(figure)
-    return buffer.getvalue(), ''

@@ -8,20 +8,21 @@ from typing import Any
 import torch
 from fastcore.basics import patch
 from torch import Tensor
-from torch.utils.data import (BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler,
+from torch.utils.data import (BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler,
                               WeightedRandomSampler)
 
 from .data import DataLoaders
+from .keep import kept
 from .loader import Loader, untouched
 from .tensors import map_tensors
 from .utils import check_number
 
-__all__ = ['Repeated', 'remade', 'in_order']
+__all__ = ['Repeated', 'remade', 'in_order', 'items_of']
 
-kept = ('num_workers', 'collate_fn', 'pin_memory', 'timeout', 'worker_init_fn', 'multiprocessing_context', 'generator',
-        'persistent_workers', 'in_order')  # of a DataLoader, beside what draws its items
+kept_options = ('num_workers', 'collate_fn', 'pin_memory', 'timeout', 'worker_init_fn', 'multiprocessing_context',
+                'generator', 'persistent_workers', 'in_order')  # of a DataLoader, beside what draws its items
 fresh = 'generator', 'persistent_workers'  # of these, what a loader made for one use has its own of
-whole = SequentialSampler, RandomSampler, WeightedRandomSampler  # training draws by them, from all there is
+whole = SequentialSampler, RandomSampler  # training draws by them, from all there is
 
 
 class Repeated:
@@ -46,20 +47,19 @@ def remade(
     if not isinstance(dl, DataLoader) or dl.batch_size is None: raise TypeError(
         f"{what} needs a torch DataLoader that makes batches of items, not a `{type(dl).__name__}`"
         f"{' with batches of its own' if isinstance(dl, DataLoader) else ''}")
-    old = {k: getattr(dl, k) for k in kept if hasattr(dl, k)}
+    old = {k: getattr(dl, k) for k in kept_options if hasattr(dl, k)}
     if dl.num_workers: old['prefetch_factor'] = dl.prefetch_factor
     if 'shuffle' not in new and 'sampler' not in new: new['sampler'] = dl.sampler
     return DataLoader(dl.dataset, **{'batch_size': dl.batch_size, 'drop_last': dl.drop_last, **old, **new})
 
 
-def _drawn(dl: Any) -> tuple[Any, int]:  # numbers of the items that its epochs are made of, and how many a batch has
-    own, data = type(dl.batch_sampler) is BatchSampler, getattr(dl.sampler, 'data_source', dl.dataset)
-    if own and type(dl.sampler) in whole: return range(len(data)), dl.batch_size
-    batches = [[*dl.sampler]] if own else [[*b] for b in dl.batch_sampler]
-    ids = [*dict.fromkeys(i for b in batches for i in b)]
-    if all(isinstance(i, (Integral, Tensor)) for i in ids): ids = sorted(map(int, ids))
-    # of batches by a sampler of its own, what is longest goes into the smallest ones
-    return ids, dl.batch_size or min(map(len, batches[:-1] or batches), default=1)
+def _numbers(sampler) -> Any:  # of the items that its epochs are made of
+    data: Any = getattr(sampler, 'data_source', None)
+    if type(sampler) in whole and hasattr(data, '__len__'): return range(len(data))
+    if type(sampler) is WeightedRandomSampler: return range(len(sampler.weights))
+    drawn = [i for b in sampler for i in (b if isinstance(b, (list, tuple)) else [b])]
+    ids = dict.fromkeys(int(i) if isinstance(i, (Integral, Tensor)) else i for i in drawn)
+    return sorted(ids) if all(isinstance(i, int) for i in ids) else [*ids]
 
 
 def in_order(
@@ -72,14 +72,33 @@ def in_order(
     batch."""
     dl: Any = loader.dl
     if not isinstance(dl, DataLoader) or type(dl).__iter__ is not DataLoader.__iter__: return loader, None
-    data, plain = dl.dataset, {k: getattr(dl, k) for k in kept if k not in fresh and hasattr(dl, k)}
-    if isinstance(data, IterableDataset) or dl.batch_sampler is None:
-        return (DataLoader(data, dl.batch_size, **plain) if dl.drop_last else loader), None
-    with untouched(loader): ids, bs = _drawn(dl)
-    in_place = type(dl.sampler) is SequentialSampler and type(dl.batch_sampler) is BatchSampler and not dl.drop_last
-    if in_place or not len(ids): return loader, ids
-    if ids != range(len(data)): plain['sampler'] = ids  # pyright: ignore[reportArgumentType]
-    return DataLoader(data, bs, **plain), ids
+    if isinstance(dl.dataset, IterableDataset):
+        return (items_of(dl, None, dl.batch_size) if dl.drop_last else loader), None
+    outer = dl.batch_sampler or dl.sampler  # without `batch_sampler` the dataset makes batches itself
+    plain = type(outer) is BatchSampler
+    inner = outer.sampler if plain else outer
+    own = [o for o in (dl.batch_sampler, dl.sampler, inner) if hasattr(o, '__dict__')]
+    with untouched(loader), kept(*own, whole=(Sampler, *map(type, own))):
+        ids = _numbers(inner)
+        sizes = [] if plain or inner is dl.sampler else [len(b) for b in outer]
+    if not len(ids) or type(inner) is SequentialSampler and not getattr(outer, 'drop_last', False): return loader, ids
+    # of batches by a sampler of its own, what is longest goes into the smallest ones
+    bs = outer.batch_size if plain else min(sizes[:-1] or sizes, default=dl.batch_size)
+    return items_of(dl, ids, bs), ids
+
+
+def items_of(
+    dl: Any,   # a DataLoader
+    ids: Any,  # numbers of items in its dataset, in the order in which they are given; None: what it iterates
+    bs: Any,   # items in a batch; None: as the dataset gives them
+) -> DataLoader:
+    "A loader of some items, made into batches as by `dl`"
+    options = {k: getattr(dl, k) for k in kept_options if k not in fresh and hasattr(dl, k)}
+    if ids is None: return DataLoader(dl.dataset, bs, **options)
+    if dl.batch_sampler is None:  # the dataset takes a list of numbers, or one
+        return DataLoader(dl.dataset, None, sampler=ids if bs is None else BatchSampler(ids, bs, False), **options)
+    in_place = hasattr(dl.dataset, '__len__') and ids == range(len(dl.dataset))
+    return DataLoader(dl.dataset, bs, **(options if in_place else {**options, 'sampler': ids}))
 
 
 def _with_loaders(dls, train, valid=None):  # a copy with other loaders, which knows what the old ones told

@@ -152,7 +152,8 @@ def concat(
 ) -> Any:               # one batch of that structure
     """Join batches: tensors along `dim`, sequences without tensors (such as lists of strings) end to end
 
-    None, or a text that is the same in all batches, stays.
+    None, or a text or number that is the same in all batches, stays; other numbers make a list, and tensors without
+    dimensions one with as many numbers. A list of dicts holds one for each item.
 
     Raises: ValueError if there is no batch, if structures or shapes differ, or if a member cannot be joined."""
     if not batches: raise ValueError("concat: there is no batch to join")
@@ -160,7 +161,11 @@ def concat(
     if all(isinstance(b, Tensor) for b in batches): return _cat(batches, dim)
     for b in batches:
         if type(b) is not type(first): raise _unlike(first, b)
-    if first is None or isinstance(first, str) and all(b == first for b in batches): return first
+    plain = isinstance(first, (str, int, float))
+    if first is None or plain and all(b == first for b in batches): return first
+    if plain and not isinstance(first, str): return [*batches]
+    if isinstance(first, list) and all(isinstance(o, Mapping) for b in batches for o in b):  # one for each item
+        return _rebuild(first, dict(enumerate(o for b in batches for o in b)))
     if isinstance(first, (tuple, list)) and not hasattr(first, '_make') and next(tensors_in(batches), None) is None:
         return _rebuild(first, dict(enumerate(o for b in batches for o in b)))
     parts = [_parts(b) for b in batches]
@@ -173,7 +178,7 @@ def concat(
 
 def _cat(ts, dim):
     "`torch.cat` with an error that shows what did not fit"
-    try: return torch.cat(tuple(ts), dim)
+    try: return torch.cat(tuple(ts), dim) if ts[0].ndim else torch.stack(tuple(ts))
     except (RuntimeError, IndexError) as e:
         odd = next((t for t in ts if t.ndim != ts[0].ndim or t.shape[1:] != ts[0].shape[1:]), ts[-1])
         raise ValueError(f"concat: tensors {describe(ts[0])} and {describe(odd)} cannot be joined along {dim=}; "

@@ -1,6 +1,6 @@
 """Trains a small convolutional network to read handwritten digits; `make demo` runs it.
 
-What it leaves behind is in runs/demo: history.csv, loss.png, lr_find.png and weights.pth."""
+What it leaves behind is in runs/demo: history.csv, loss.png, lr_find.png, confusion.png and weights.pth."""
 from pathlib import Path
 
 import torch
@@ -9,7 +9,7 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from learner import CSVLogger, DataLoaders, Learner, accuracy, set_seed, steep
+from learner import ClassificationInterpretation, CSVLogger, DataLoaders, Learner, accuracy, set_seed, steep
 
 set_seed(42)
 torch.set_num_threads(1)  # a network this small gains nothing from threads, and loses much when other programs run
@@ -42,6 +42,9 @@ learn.fit_one_cycle(12, lr)
 learn.recorder.plot_loss(log=True).figure.savefig(out/'loss.png')
 learn.recorder.plot_lr_find().figure.savefig(out/'lr_find.png')
 torch.save(learn.model.state_dict(), out/'weights.pth')
-test = learn.validate(dl=DataLoader(TensorDataset(x_test, y_test), 64))
+held_out = DataLoader(TensorDataset(x_test, y_test), 64)
+test = learn.validate(dl=held_out)
+confusion = ClassificationInterpretation.from_learner(learn, dl=held_out).plot_confusion_matrix()
+confusion.figure.savefig(out/'confusion.png')
 print(f"\nTest accuracy: {test['accuracy']:.2%} of {len(y_test)} images that the network had never seen")
-print(f'{out} holds history.csv, loss.png, lr_find.png and weights.pth')
+print(f'{out} holds history.csv, loss.png, lr_find.png, confusion.png and weights.pth')

@@ -44,14 +44,16 @@ def test_demo_learns(demo):
     assert float(accuracy) >= 98 and n == '360'
 
 
-def test_demo_leaves_four_files(demo):
+def test_demo_leaves_five_files(demo):
     "The history has a row an epoch, the pictures are some, and the weights open without running any code in them"
     _, folder = demo
 
     with open(folder/'history.csv', newline='', encoding='utf-8') as f: rows = list(csv.DictReader(f))
     weights = torch.load(folder/'weights.pth', weights_only=True)
 
-    assert sorted(p.name for p in folder.iterdir()) == ['history.csv', 'loss.png', 'lr_find.png', 'weights.pth']
+    assert sorted(p.name for p in folder.iterdir()) == [
+        'confusion.png', 'history.csv', 'loss.png', 'lr_find.png', 'weights.pth']
     assert [row['epoch'] for row in rows] == [str(i) for i in range(12)] and float(rows[-1]['accuracy']) > .95
-    assert all((folder/name).read_bytes().startswith(b'\x89PNG') for name in ('loss.png', 'lr_find.png'))
+    pictures = 'loss.png', 'lr_find.png', 'confusion.png'
+    assert all((folder/name).read_bytes().startswith(b'\x89PNG') for name in pictures)
     assert weights['7.weight'].shape == (10, 256)

@@ -16,17 +16,18 @@ package = root/'learner'
 levels = [
     '''archive events every exported files gradients hooks hypers interrupt keep layers loss_value models modes
        optimizers order outputs plain plan schedules splitters tensors transfer utils weights workers''',
-    '''callback calls checks data display findings frame host loader losses measure metrics optim plot sizes
-       skmetrics state''',
+    '''callback calls checks data display findings frame host loader losses measure metrics optim pictures
+       plot sizes skmetrics state''',
     'learner',
     '''callbacks.averaging callbacks.batch_size callbacks.channels callbacks.checkpoint callbacks.collect
        callbacks.compile callbacks.control callbacks.csv_logger callbacks.doctor callbacks.finetune
        callbacks.fit_call callbacks.fits callbacks.hook callbacks.look callbacks.lr_find callbacks.mixup
-       callbacks.plateau callbacks.precision callbacks.preds callbacks.preview callbacks.profile callbacks.progress
-       callbacks.recompute callbacks.recorder callbacks.rehearse callbacks.resume callbacks.rnn callbacks.save
-       callbacks.saved_state callbacks.schedule callbacks.series callbacks.show callbacks.signals callbacks.stats
-       callbacks.summary callbacks.swa callbacks.torch_schedule callbacks.tracker callbacks.training callbacks.turns
-       export no_trace pickled publish resampled''',
+       callbacks.plateau callbacks.precision callbacks.predict callbacks.preds callbacks.preview callbacks.profile
+       callbacks.progress
+       callbacks.recompute callbacks.recorder callbacks.regularize callbacks.rehearse callbacks.results
+       callbacks.resume callbacks.rnn callbacks.save callbacks.saved_state callbacks.schedule callbacks.series
+       callbacks.show callbacks.signals callbacks.stats callbacks.summary callbacks.swa callbacks.torch_schedule
+       callbacks.tracker callbacks.training callbacks.turns export interpret no_trace pickled publish resampled''',
     '__init__ all',
 ]
 # All imports within a level: a file, and those it builds on.
@@ -41,10 +42,12 @@ same_level = {
     'callbacks.finetune': 'callbacks.fits callbacks.schedule', 'callbacks.fits': 'callbacks.schedule',
     'callbacks.lr_find': 'callbacks.recorder no_trace',
     'callbacks.plateau': 'callbacks.schedule callbacks.torch_schedule callbacks.tracker',
-    'callbacks.preds': 'resampled',
+    'callbacks.predict': 'callbacks.preds', 'callbacks.preds': 'resampled',
     'callbacks.preview': 'callbacks.fit_call callbacks.schedule callbacks.torch_schedule',
     'callbacks.profile': 'callbacks.control callbacks.fit_call callbacks.rehearse',
     'callbacks.recorder': 'callbacks.series', 'callbacks.rehearse': 'callbacks.control callbacks.fit_call no_trace',
+    'callbacks.results': 'callbacks.look no_trace resampled',
+    'interpret': 'callbacks.predict callbacks.preds callbacks.results resampled',
     'callbacks.resume': 'callbacks.checkpoint callbacks.progress callbacks.saved_state callbacks.schedule',
     'callbacks.signals': 'callbacks.checkpoint', 'callbacks.stats': 'callbacks.hook',
     'callbacks.summary': 'no_trace', 'callbacks.swa': 'callbacks.averaging callbacks.schedule',
@@ -176,11 +179,11 @@ def test_only_display_prints(name):
 
 @every_module
 def test_only_plot_names_matplotlib(name):
-    "Drawing is plot.py's, which imports matplotlib when something is drawn"
+    "Drawing is plot.py's and pictures.py's, which import matplotlib when something is drawn"
     texts = [n.value for n in ast.walk(tree(name)) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
     named = [t for t in [*imported(name, ast.walk(tree(name))), *texts] if t.startswith('matplotlib')]
 
-    assert named == [] or name in ('plot', 'all')
+    assert named == [] or name in ('plot', 'pictures', 'all')
 
 @every_module
 def test_functions_are_short(name):

@@ -233,3 +233,10 @@ def test_copies(metric, copied):
     metric.reset()
 
     assert (twin.name, twin.value) == (metric.name, value)
+
+
+def test_one_score_has_no_largest():
+    "Of which the class would always be 0"
+    learn = SimpleNamespace(pred=torch.randn(4, 1), yb=(torch.tensor([0, 1, 0, 1]),))
+    for kwargs in dict(dim_argmax=-1), dict(activation='binarysoftmax'), dict(activation='softmax'):
+        with pytest.raises(ValueError, match='have one score an item'): AccumMetric(len, **kwargs).accumulate(learn)

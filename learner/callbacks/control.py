@@ -33,8 +33,8 @@ class _Short:
 class ShortEpochCallback(Callback):
     """Trains, and validates, on the first batches of each epoch only: a share or a number of them
 
-    Schedules know of it: they end when the short epochs do. An evaluation outside of a fit is shortened too, as long as
-    it is there.
+    Schedules know of it: they end when the short epochs do. `learn.validate()` is shortened too, as long as it is
+    there, and predictions are not.
     Raises: ValueError for an odd `pct` or `n`, and at the start of a fit for a share of a loader without length.
     Order: before all that ask how long an epoch is."""
     order = -50
@@ -62,12 +62,12 @@ class ShortEpochCallback(Callback):
         return n if n_batches is None else min(n, n_batches)
 
     def before_fit(self):
-        self.planned = self.learn.run_kind != 'validate' and self.n_steps is None
+        self.planned = self.learn.run_kind in ('fit', 'lr_find') and self.n_steps is None
         if self.planned: self.learn.n_steps = self.limit(self.dls.train.n_batches)
 
     def before_train(self): self._shorten()
     def before_validate(self):
-        if self.short_valid: self._shorten()
+        if self.short_valid and (self.learn.run_kind != 'predict' or self.learn.rehearsing): self._shorten()
 
     def _shorten(self):
         n = self.limit(self.n_iter)

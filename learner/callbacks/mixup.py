@@ -94,7 +94,11 @@ class MixHandler(Callback):
     # ---- the loss
 
     def after_pred(self):  # until the loss has been called, or `cleanup_batch`
-        if self.other is not None: self.plain, self.learn.loss_func = self.learn.loss_func, self.mixed_loss
+        if self.other is None: return
+        mixed: Any = partial(self.mixed_loss)
+        self.plain = self.learn.loss_func
+        mixed.unmixed = self.plain  # for predictions from within the batch
+        self.learn.loss_func = mixed
 
     def after_loss(self): self._put_back()
 

@@ -1,24 +1,21 @@
-"""Predictions: `learn.get_preds()` of a whole set, complete and in its order, `predict` of an item, `tta`."""
-from collections.abc import Callable, Iterator, Mapping
+"""Predictions of a whole set, complete and in its order: `learn.get_preds()`."""
+from collections.abc import Callable
 from pathlib import Path
 from threading import RLock
 from typing import Any
 
-import numpy as np
 import torch
 from fastcore.basics import patch
 from fastcore.foundation import L
-from torch import Tensor
 
 from ..callback import Callback
 from ..frame import guest_frame, run_frame
 from ..learner import Learner
 from ..losses import item_losses, loss_activation, loss_decodes
 from ..resampled import in_order
-from ..tensors import concat, describe, map_tensors, n_items, to_detach
-from ..utils import check_number, replacing, set_seed
+from ..tensors import concat, describe, map_tensors, n_items
 
-__all__ = ['GatherPredsCallback', 'Preds', 'in_words']
+__all__ = ['GatherPredsCallback', 'Preds', 'one_at_a_time']
 
 one_at_a_time = RLock()  # random streams and modes, which an evaluation puts back, are there once
 
@@ -53,8 +50,10 @@ class GatherPredsCallback(Callback):
     no loss that could be kept.
     Order: after all others, but for what runs toward the end."""
     order = 1000
+    frame: Any = None   # the scope of its evaluation: another one, within that, is nothing to it
     held: Any = None    # the targets, while they are kept from the loss
     losses: Any = None  # of the batch's items
+    inputs: Any = None  # the batch's, before the model may write into them
 
     def __init__(self,
         names: tuple[str, ...],  # what is kept, of 'inputs', 'preds', 'targs', 'decoded', 'losses'
@@ -62,9 +61,19 @@ class GatherPredsCallback(Callback):
         act: Callable|None = None,  # what is made of the model's output; None: the loss's activation
     ): self.names, self.keep, self.act = names, keep, act
 
-    def before_batch(self): self.held = self.losses = None
+    def _is_mine(self):
+        scope = self.learn._scope
+        while scope and scope[0] != 'frame': scope = scope[1]
+        if self.frame is None: self.frame = scope
+        return scope is self.frame
+
+    def before_validate(self): self._is_mine()
+
+    def before_batch(self):
+        if self._is_mine(): self.losses, self.inputs = None, 'inputs' in self.names and _copied(_only(self.learn.xb))
 
     def after_pred(self):
+        if not self._is_mine(): return
         learn = self.learn
         if 'losses' in self.names:
             if learn.loss_func is None or not learn.yb: raise ValueError(
@@ -77,18 +86,28 @@ class GatherPredsCallback(Callback):
     def after_loss(self): self._give_back()
 
     def _give_back(self):
-        if self.held is not None: self.learn.yb, self.held = self.held, None
+        if self.held is not None and self._is_mine(): self.learn.yb, self.held = self.held, None
 
     def after_batch(self):
+        if not self._is_mine(): return
         self._give_back()
         learn, f = self.learn, self.learn.loss_func
-        if learn.pred is None: raise RuntimeError(
-            f"get_preds: batch {self.iter} was cancelled before it had a prediction, so that its items have none")
+        if learn.pred is None or 'losses' in self.names and self.losses is None: raise RuntimeError(
+            f"get_preds: batch {self.iter} was cancelled before it had a prediction, or a loss that is asked for")
         pred = (loss_activation(f) if self.act is None else self.act)(learn.pred)
-        parts = dict(inputs=_only(learn.xb), preds=pred, targs=_only(learn.yb), losses=self.losses,
+        parts = dict(inputs=self.inputs, preds=pred, targs=_only(learn.yb), losses=self.losses,
                      decoded=loss_decodes(f)(pred) if 'decoded' in self.names else None)
-        self.losses = None
-        self.keep(Preds(self.names, [to_detach(parts[k], cpu=True) for k in self.names]))
+        self.losses = self.inputs = None
+        self.keep(Preds(self.names, [_copied(parts[k]) for k in self.names]))
+
+    def _cancelled(self):
+        if self._is_mine(): raise RuntimeError("get_preds: a callback has ended it: not all items are predicted")
+
+    after_cancel_validate = after_cancel_epoch = after_cancel_fit = _cancelled
+
+
+def _copied(b):  # on the CPU: the model may write into what it has returned
+    return map_tensors(lambda t: t.detach().to('cpu', copy=True), b)
 
 
 class _GivesBack(Callback):
@@ -107,13 +126,13 @@ def get_preds(self: Learner,
     dl: Any = None,              # another loader, or an iterable of batches, instead
     with_input: bool = False,    # the inputs too, first
     with_decoded: bool = False,  # what the loss's `decodes` makes of predictions, such as the class, too
-    with_loss: bool = False,     # the loss of each item too, whatever the loss is, `(n_items,)`
+    with_loss: bool = False,     # the loss of each item by itself too, whatever the loss is, `(n_items,)`
     act: Callable|None = None,   # what is made of outputs; None: the loss's activation, if it has one; `noop`: nothing
     inner: bool = False,         # without `before_fit`, `before_epoch` …, as always within a fit
     reorder: bool = True,        # all items once, in the dataset's order; False: as the loader gives them
     cbs: Any = None,             # callbacks for this only
-    save_preds: str|Path|None = None,  # a folder: predictions go there, a file a batch, and their paths come back
-    save_targs: str|Path|None = None,  # likewise for targets
+    save_preds: str|Path|None = None,  # a folder: predictions go there, a file a batch; their paths come back
+    save_targs: str|Path|None = None,  # likewise for targets; files of earlier calls are replaced
     with_preds: bool = True,     # False: None in their place
     with_targs: bool = True,     # False: None in their place
     concat_dim: int|None = 0,    # along which batches are joined; None: lists of batches come back
@@ -124,23 +143,27 @@ def get_preds(self: Learner,
 
     Outputs and targets may be nested: tensors are joined wherever they are. A single target stands for itself, several
     are a tuple, none is None.
-    Raises: ValueError if there is nothing to predict, or batches cannot be joined; RuntimeError if a callback cancels a
-    batch before there is a prediction."""
+    Raises: ValueError if there is nothing to predict, or batches cannot be joined; RuntimeError if a callback cancels
+    what predictions of all items need; TypeError if `act` or `reduce` is no function."""
     if dl is None and ds_idx == 1 and not self.dls.valid_sets:
         raise ValueError("there is no validation set: `get_preds(dl=…)` takes any loader")
+    for name, f in dict(act=act, reduce=reduce).items():
+        if f is not None and not callable(f): raise TypeError(f"get_preds: {name}={f!r}; give a function")
+    if save_preds and save_targs and Path(save_preds).resolve() == Path(save_targs).resolve(): raise ValueError(
+        f"get_preds: predictions and targets would both go to `{save_preds}`: give each its own folder")
     optional = dict(inputs=with_input, preds=True, targs=True, decoded=with_decoded, losses=with_loss)
     names, left_out = tuple(k for k, wanted in optional.items() if wanted), {'preds': with_preds, 'targs': with_targs}
     files = {k: _Files(Path(p), pickle_protocol) for k, p in dict(preds=save_preds, targs=save_targs).items() if p}
     found, total = [], None
     def keep(batch):
         nonlocal total
-        parts = {k: v if left_out.get(k, True) else None for k, v in zip(names, batch)}
-        for k, f in files.items(): parts[k] = f.add(parts[k])
+        parts = {k: files[k].add(v) if k in files else v if left_out.get(k, True) else None
+                 for k, v in zip(names, batch)}
         batch = Preds(names, parts.values())
         if reduce is None: found.append(batch)
         else: total = reduce(total, batch)
     gather = GatherPredsCallback(names, keep, act)
-    _run(self, ds_idx, dl, reorder, inner, [gather, _GivesBack(gather), *L(cbs)])
+    _run(self, ds_idx, dl, reorder, inner, gather, L(cbs))
     if reduce is not None: return total
     return Preds(names, [_joined([*batches], concat_dim, k in files) for k, batches in zip(names, zip(*found))])
 
@@ -154,6 +177,7 @@ class _Files:
     "A folder with a file for each batch"
     def __init__(self, folder, protocol):
         folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob('[0-9]'*6+'.pt'): old.unlink()
         self.folder, self.protocol, self.n = folder, protocol, 0
 
     def add(self, batch):
@@ -163,11 +187,13 @@ class _Files:
         return path
 
 
-def _run(learn, ds_idx, dl, reorder, inner, cbs):
+def _run(learn, ds_idx, dl, reorder, inner, gather, cbs):
     left_out = [cb for cb in learn.cbs if cb.remove_on_fetch and cb.run]
     for cb in left_out: cb.run = False
     try:
-        with one_at_a_time, guest_frame(learn), run_frame(learn, 'predict'), learn.added_cbs(cbs):
+        with one_at_a_time, guest_frame(learn), run_frame(learn, 'predict'), \
+                learn.added_cbs([gather, _GivesBack(gather), *cbs]):
+            gather.frame = learn._scope
             loaders = [in_order(o)[0] if reorder else o for _, o in learn.dls.eval_loaders(ds_idx, dl, learn.device)]
             def epoch():
                 for o in loaders: learn._do_epoch_validate(dl=o)
@@ -175,104 +201,3 @@ def _run(learn, ds_idx, dl, reorder, inner, cbs):
             else: learn._with_events(lambda: learn._with_events(epoch, 'epoch'), 'fit')
     finally:
         for cb in left_out: cb.run = True
-
-
-# ---- one item
-
-@patch
-def predict(self: Learner,
-    item: Any,                 # an input: a tensor, an array, a row of a DataFrame; several inputs: a tuple; a dict
-    with_input: bool = False,  # the input as the model gets it too, first
-    batch: bool = False,       # is it a whole batch? A DataFrame is one
-) -> tuple:                    # `[input]`, the decision in words of `dls.vocab`, the decision, the activated output
-    """Predict an item, or a batch, as fits and evaluations would; several threads may, one after the other
-
-    Numbers of 64 bits become float32, as by `DataLoaders.from_tensors`.
-    Raises: TypeError for what holds no numbers; what the model raises."""
-    is_batch = batch or hasattr(item, 'iloc') and item.ndim == 2
-    xb = _inputs(item, is_batch)
-    with one_at_a_time, replacing(self, n_inp=None if isinstance(xb, Mapping) else len(xb)):
-        found = self.get_preds(dl=[xb], with_input=with_input, with_decoded=True)
-    vocab = getattr(self.dls, 'vocab', None)
-    def first(o): return o if is_batch else map_tensors(lambda t: t[0], o)
-    decoded, shown = first(found.decoded), [in_words(d, vocab) for d in _items(found.decoded)]
-    given = [first(found.inputs)] if with_input else []
-    return *given, shown if is_batch else shown[0], decoded, first(found.preds)
-
-
-def _inputs(item, is_batch):
-    def ready(o):
-        if isinstance(o, str): return o if is_batch else [o]
-        t = _tensor(o)
-        return t if is_batch else t[None]
-    if isinstance(item, Mapping): return {k: ready(v) for k, v in item.items()}
-    return tuple(map(ready, item)) if isinstance(item, (tuple, list)) else (ready(item),)
-
-
-def _tensor(o) -> Tensor:
-    if isinstance(o, Tensor): return o
-    a = np.asarray(o)
-    if a.dtype.kind == 'O':
-        try: a = a.astype(float)
-        except (TypeError, ValueError): pass  # said below
-    if a.dtype.kind not in 'biuf': raise TypeError(
-        f"predict: a `{type(o).__name__}` of `{a.dtype}` holds no numbers: give what the training batches are made of")
-    t = torch.tensor(a)
-    return t.float() if t.dtype in (torch.float64, torch.bool) else t
-
-
-def _items(decoded) -> Iterator:  # one after the other
-    ts = decoded if isinstance(decoded, Tensor) else None
-    yield from [decoded] if ts is None else ts.unbind() if ts.ndim else [ts]
-
-
-def in_words(
-    d: Any,      # what was decided of an item
-    vocab: Any,  # names of the classes; None: unknown
-) -> Any:
-    "A class by its name, several labels by theirs, a number as a number; anything else as it is"
-    if not isinstance(d, Tensor): return d
-    if vocab is None or d.is_floating_point(): return d.item() if d.numel() == 1 else d
-    if d.dtype == torch.bool: return [vocab[i] for i in d.flatten().nonzero().flatten().tolist()]
-    return vocab[int(d)] if d.numel() == 1 else d
-
-
-# ---- test-time augmentation
-
-class _Augmented(Callback):
-    "Changes the inputs of an evaluation, each time with other random numbers"
-    def __init__(self, f, i): self.f, self.i = f, i
-    def before_validate(self): set_seed(int(torch.randint(2**31, ()))+self.i)  # all are put back afterwards
-    def before_batch(self):
-        xb = self.xb
-        new = self.f(xb) if isinstance(xb, dict) else self.f(*xb)
-        self.learn.xb = new if isinstance(new, (tuple, dict)) else (new,)
-
-
-@patch
-def tta(self: Learner,
-    ds_idx: int = 1,           # 0 for the training loader, 1 for the validation set or sets
-    dl: Any = None,            # another loader instead
-    augs: Any = None,          # a function of the inputs, on the device, that gives them changed; or several
-    n: int = 4,                # how often each is applied
-    merge: str|Callable = 'mean',  # of the changed ones: 'mean', 'max', or `f(preds)` of `(n, n_items, …)`
-    beta: float|None = .25,    # share of the predictions as they are; None: `(preds, merged, targs)` come back
-    **kwargs: Any,             # of `get_preds`: `act`, `cbs`
-) -> tuple:                    # predictions, merged, and targets
-    """Predict several times with inputs changed at random, and merge
-
-    Raises: TypeError or ValueError for parameters that mean nothing."""
-    fs = L(augs)
-    if not fs or not all(map(callable, fs)): raise TypeError(
-        f"tta: augs={augs!r}; give a function that changes a batch of inputs, as torchvision's transforms, or several")
-    check_number('tta: `n`', n, 1, whole=True)
-    if beta is not None: check_number('tta: `beta`', beta, 0, 1)
-    if merge not in ('mean', 'max') and not callable(merge): raise ValueError(
-        f"tta: merge={merge!r}; give 'mean', 'max' or a function")
-    by_name: dict[Any, Any] = dict(mean=lambda t: t.mean(0), max=lambda t: t.amax(0))
-    plain, targs = self.get_preds(ds_idx, dl, **kwargs)
-    cbs = L(kwargs.pop('cbs', None))
-    rounds = [self.get_preds(ds_idx, dl, cbs=[*cbs, _Augmented(f, i)], **kwargs)[0]
-              for i, f in enumerate([f for f in fs for _ in range(n)])]
-    aug = by_name.get(merge, merge)(torch.stack(rounds))
-    return (plain, aug, targs) if beta is None else (torch.lerp(aug, plain, beta), targs)

@@ -29,7 +29,7 @@ class ModelResetter(Callback):
     def before_train(self): self._reset()
 
     def before_validate(self):
-        if self.run_kind == 'validate':
+        if self.run_kind in ('validate', 'predict'):
             hidden = [(attrs, k, v, [t.detach().clone() for t in tensors_in(v)]) for _, attrs, k, v in self._hidden()]
             self.held = hidden, self.held
         self._reset()

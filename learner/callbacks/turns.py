@@ -66,7 +66,7 @@ class TakeTurns(Callback):
         return tuple(name for name, ps in self._parts.items() if p in ps)
 
     def before_fit(self):
-        if self.learn.run_kind == 'validate': return
+        if self.learn.run_kind in ('validate', 'predict'): return
         self.done, self.taken, known = 0, [], {name for name, _ in self.model.named_modules()}
         if odd := [turn.module for turn in self.turns if turn.module not in known]: raise ValueError(
             f"TakeTurns: the model has no part {odd[0]!r}, but "

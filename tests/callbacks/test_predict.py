@@ -76,7 +76,8 @@ def test_several_inputs_and_names():
     class Two(nn.Module):
         def __init__(self): super().__init__(); self.layer = nn.Linear(2, 1)
         def forward(self, a, b): return self.layer(torch.stack([a, b], 1))
-    learn = synth_learner(model=Two())
+    dls = [(torch.ones(4), torch.ones(4), torch.ones(4, 1))], None
+    learn = synth_learner(model=Two(), dls=dls)
     learn.n_inp = 2
     by_tuple = learn.predict((torch.tensor(1.), 2.))[2]
 
@@ -149,3 +150,46 @@ def test_each_round_has_other_random_numbers():
 def test_what_means_nothing(kwargs, error):
     "Is refused"
     with pytest.raises(error, match='tta: '): classifier().tta(**kwargs)
+
+
+# ---- what may be given
+
+def test_a_batch_is_known_by_its_dimensions():
+    "As many as training batches have; other ones are an error that shows both"
+    learn = classifier('abc')
+
+    assert learn.predict(x)[0] == learn.predict(x, batch=True)[0] and len(learn.predict(x.numpy()[:, ::-1])[0]) == 12
+    with pytest.raises(ValueError, match=r'given as float32\[1, 2, 3\], and batches have float32\[1, 3\]'):
+        learn.predict(x[None, :2][None][0][None][0].reshape(1, 2, 3))
+
+@pytest.mark.parametrize('dtype', [torch.float64, torch.int64, torch.uint8, torch.float16])
+def test_numbers_become_what_batches_have(dtype):
+    "Whatever they were"
+    learn = classifier()
+    item = torch.tensor([1, 2, 3]).to(dtype)
+
+    assert torch.allclose(learn.predict(item)[2], probabilities(learn, item.float()), atol=1e-6)
+
+@pytest.mark.parametrize('vocab, words', [(['small', 'big'], ['small', 'big']), (['big'], [[], ['big']])])
+def test_yes_or_no(vocab, words):
+    "Is one of two words; of one word it is there or not"
+    learn = classifier(vocab, BCEWithLogitsLossFlat(), n_out=1)
+    with torch.no_grad(): learn.model[0].weight.zero_(), learn.model[0].bias.fill_(-1.)
+    no = learn.predict(x[0])[0]
+    with torch.no_grad(): learn.model[0].bias.fill_(1.)
+
+    assert [no, learn.predict(x[0])[0]] == words
+
+def test_a_loss_that_does_not_say_how_it_decides():
+    "Is told of where there are classes"
+    with pytest.warns(UserWarning, match='how the loss, `.*lambda.*`, decides is not known'):
+        word, index, pred = classifier('abc', lambda p, y: nn.functional.cross_entropy(p, y)).predict(x[0])
+
+    assert word is index is pred or torch.equal(index, pred)
+
+def test_too_short_a_vocabulary():
+    "Gives numbers where it has no words"
+    learn = classifier(['only'])
+    with torch.no_grad(): learn.model[0].weight.zero_(), learn.model[0].bias.copy_(torch.tensor([0., 0., 1.]))
+
+    assert learn.predict(x[0])[0] == 2

@@ -287,3 +287,24 @@ def test_fetching_each_epoch():
 
     assert torch.equal(fetch.preds, by_hand(learn.model).softmax(1)) and torch.equal(fetch.targs, y)
     assert fetch.found.decoded.shape == (10,)
+
+@pytest.mark.parametrize('event', ['after_validate', 'before_validate', 'after_batch', 'after_pred', 'after_loss'])
+def test_an_evaluation_within(event):
+    "Is nothing to the one around it, whatever is asked of it"
+    learn, plain = classifier(), classifier()
+    inner = Callback(**{event: lambda cb: cb.learn.get_preds(with_loss=True, with_targs=False, dl=[(x[:3], y[:3])])})
+
+    found = learn.get_preds(cbs=inner)
+
+    assert [*map(torch.equal, found, plain.get_preds())] == [True, True]
+
+def test_odd_parameters(tmp_path):
+    "Are refused before anything is predicted; files of an earlier call are replaced"
+    learn = classifier()
+    with pytest.raises(TypeError, match="act='softmax'; give a function"): learn.get_preds(act='softmax')
+    with pytest.raises(TypeError, match="reduce='mean'; give a function"): learn.get_preds(reduce='mean')
+    with pytest.raises(ValueError, match='would both go to'): learn.get_preds(save_preds=tmp_path, save_targs=tmp_path)
+
+    for dl in [(x, y)]*5, [(x, y)]*2: found = learn.get_preds(dl=dl, save_preds=tmp_path)
+
+    assert [*found.preds] == sorted(tmp_path.iterdir()) and len(found.preds) == 2
