@@ -66,6 +66,8 @@ from .every import Every
 from .files import DamagedFile
 from .callbacks.checkpoint import Checkpoint
 from .callbacks import resume as resume, save as save, saved_state as saved_state
+from .solver import Solver, Tested
+from .solver_param import SolverParam
 from .callbacks.signals import SignalCallback
 from .models import xresnet18, xresnet34, xresnet50
 from .transfer import (AdaptiveConcatPool2d, apply_init, create_body, create_head, has_pool_type, init_head)
@@ -106,6 +108,7 @@ __all__ = [
     'CollectDataCallback', 'FetchPredsCallback', 'GatherPredsCallback', 'Preds', 'TakeTurns', 'Turn',
     'MixHandler', 'MixUp', 'CutMix', 'MCDropout', 'ProgressiveResize', 'ModelResetter', 'RNNCallback', 'RNNRegularizer',
     'rnn_cbs', 'ReduceLROnPlateau', 'TerminateOnNaNCallback',
+    'Solver', 'SolverParam', 'Tested',
     'Exported', 'load_exported', 'load_learner', 'Interpretation', 'ClassificationInterpretation',
     'RegressionInterpretation', 'draw_items',
     'ActivationStats', 'GradientStats', 'Summary', 'layer_info', 'Module', 'ParameterModule', 'has_params',

@@ -181,10 +181,20 @@ class Program:
         self.in_spec, self.out_spec = _spec(call['in_spec']), _spec(call['out_spec'])
         self.steps = [self._step(node) for node in module['graph']['nodes']]
         self.outputs = [self._value(spec['user_output']['arg']) for spec in signature['output_specs']]
+        self._check_names()
+        self.writes = any(op._schema.is_mutable for op, *_ in self.steps if hasattr(op, '_schema'))
         needed, self.done = {*_names(self.outputs)}, []
         for step in reversed(self.steps):  # after which step a value is of no more use
             self.done.insert(0, {*_names(step[1:])} - needed)
             needed |= self.done[0]
+
+    def _check_names(self):  # a value is there before it is used, and each place of a container has one
+        known = {*self.given, *self.inputs}
+        for _, args, kwargs, outs in [*self.steps, (None, self.outputs, {}, None)]:
+            if odd := {*_names([args, kwargs])} - known: raise ValueError(f"`{min(odd)}` is used, and has no value yet")
+            known |= {*_names(outs)}
+        for spec, values in (self.in_spec, self.inputs), (self.out_spec, self.outputs):
+            if (n := _n_places(spec)) != len(values): raise ValueError(f"{len(values)} values in {n} places")
 
     def _input(self, spec, tensors):
         (kind, v), = spec.items()
@@ -225,6 +235,7 @@ class Program:
         inputs: list[Tensor],  # as `flat` gives them
     ) -> Any:                  # in tuples, lists and dicts as the model has them
         "Run it"
+        if self.writes: inputs = [t.clone() for t in inputs]  # they may be the caller's
         values: dict = {**self.given, **dict(zip(self.inputs, inputs, strict=True))}
         for (op, args, kwargs, outs), done in zip(self.steps, self.done):
             _bind(outs, op(*_filled(args, values), **_filled(kwargs, values)), values)
@@ -274,6 +285,9 @@ def _inner_spec(spec):
     keys = json.loads(typed(spec['context'], str)) if kind == 'builtins.dict' else None
     if keys is not None and [type(k) for k in keys] != [str]*len(inner): raise ValueError(f"keys {str(keys)[:80]}")
     return kind, keys, inner
+
+
+def _n_places(spec) -> int: return 1 if spec[0] is None else sum(map(_n_places, spec[2]))
 
 
 def _built(spec, leaves) -> Any:

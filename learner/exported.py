@@ -17,12 +17,13 @@ from torch import Tensor
 
 from .archive import Archive, Program, dtypes, flat, typed
 
-__all__ = ['Exported', 'load_exported', 'scale_dim']
+__all__ = ['Exported', 'load_exported', 'prediction', 'n_words', 'scale_dim', 'scale_fits']
 
 info_name, graph_name = 'extra/learner.json', 'models/model.json'
 by_name = {str(d).removeprefix('torch.'): d for d in dtypes.values()}
 activations = {'none': lambda t: t, 'softmax': torch.softmax, 'sigmoid': torch.sigmoid, 'exp': torch.exp}
 decodings = {'none': lambda t: t, 'argmax': torch.argmax, 'over': torch.gt}
+more_args = {'softmax': [(int,)], 'argmax': [(int,)], 'over': [(float, int)]}  # of what type; others have none
 
 
 class Exported:
@@ -74,18 +75,18 @@ class Exported:
     ) -> tuple[Any, Tensor, Tensor]:  # decisions, by `vocab` if there is one; as indices; what they are made of
         """What the model decides for each item of a batch; of a dict of outputs 'logits' counts
 
-        Raises: TypeError if there is no single output; ValueError if `vocab` has too few."""
-        out = self(*inputs, **named)
-        if isinstance(out, dict): out = out.get('logits', next(iter(out.values())) if len(out) == 1 else None)
-        if not isinstance(out, Tensor): raise TypeError(
-            "predict: the model has several outputs: call it, and decide by what it gives")
+        Yes or no, an output `(n,)` or `(n, 1)`, is the second or the first of two words; of several labels those that
+        are there are listed.
+        Raises: TypeError if there is no single output; ValueError if `vocab` has more or fewer words than that."""
+        out = prediction(self(*inputs, **named))
+        if out is None: raise TypeError("predict: the model has several outputs: call it, and decide by what it gives")
         act, decode, vocab = self.info['activation'], self.info['decodes'], self.info['vocab']
         probs = activations[act['name']](out, *act['args'])
         index = decodings[decode['name']](probs, *decode['args'])
         if vocab is None or decode['name'] == 'none': return index, index, probs
-        try: return _labels(index.tolist(), vocab), index, probs
-        except IndexError: raise ValueError(
-            f"predict: outputs {[*out.shape]} are of more classes than the {len(vocab)} of `vocab`") from None
+        if len(vocab) not in n_words(out.shape, decode): raise ValueError(
+            f"predict: outputs {[*out.shape]} are of other classes than the {len(vocab)} of `vocab`")
+        return _words(index, vocab), index, probs
 
 
 def load_exported(
@@ -99,15 +100,38 @@ def load_exported(
     return Exported(path, device)
 
 
-def _check(inputs, preprocess, vocab, activation, decodes, model, **rest):
+def prediction(
+    out: Any,        # of a model
+) -> Tensor|None:    # None: it is not known which of several
+    "What is decided by: the only tensor, or of a dict 'logits'"
+    if isinstance(out, dict): out = out.get('logits', next(iter(out.values())) if len(out) == 1 else None)
+    return out if isinstance(out, Tensor) else None
+
+
+def n_words(
+    shape: Any,    # of what is decided by
+    decode: dict,  # 'name' and 'args' of 'decodes'
+) -> set[int]:
+    "Of how many words a vocabulary may be: one for each class or label, or two for yes and no"
+    if decode['name'] == 'argmax': return {*shape[decode['args'][0]:][:1]}
+    return {shape[-1] if len(shape) > 1 else 1} | ({2} if _is_single(shape) else set())
+
+
+def _is_single(shape): return len(shape) < 2 or shape[1] == 1  # is it one decision an item, or place of a picture?
+
+
+def _check(format, inputs, preprocess, vocab, activation, decodes, model, **rest):
+    if format != 1: raise ValueError(f"its format is {format!r}, and 1 can be read here: export the model again")
     for i in inputs:
         typed(i['name'], str)
         if i['dtype'] not in by_name or not all(n is None or type(n) is int for n in i['shape']): raise ValueError(
             f"an input {str(i)[:80]}")
-    for o, known, kind in ((activation, activations, int), (decodes, decodings, (int, float))):
-        if o['name'] not in known or not all(isinstance(v, kind) for v in o['args']): raise ValueError(str(o)[:80])
-    if preprocess is not None and (preprocess.keys() != {'mean', 'std'} or not preprocess['mean'] or not all(
-            type(v) is float for vs in preprocess.values() for v in vs)): raise ValueError(str(preprocess)[:80])
+    for o, known in (activation, activations), (decodes, decodings):
+        if o['name'] not in known: raise ValueError(str(o)[:80])
+        for v, kinds in zip(typed(o['args'], list), more_args.get(o['name'], []), strict=True): typed(v, *kinds)
+    if preprocess is not None and (preprocess.keys() != {'mean', 'std'} or not scale_fits(preprocess, inputs[0])
+            or not all(type(v) is float for vs in preprocess.values() for v in vs)): raise ValueError(
+        f"{str(preprocess)[:80]}, of the input {str(inputs[0])[:80]}")
     if vocab is not None: typed(vocab, list)
     typed(model, str)
 
@@ -129,6 +153,15 @@ def scale_dim(
     return 1 if len(shape) > 3 else len(shape)-1
 
 
+def scale_fits(
+    scale: Any,  # `dict(mean=[…], std=[…])`
+    i: dict,     # what 'inputs' tells of the first one
+) -> bool:
+    "Are these numbers for an input of floats, one for all of it or for each place of that dimension?"
+    shape, sizes = i['shape'], {len(v) for v in scale.values()}
+    return by_name[i['dtype']].is_floating_point and bool(shape) and sizes in ({1}, {shape[scale_dim(shape)]})
+
+
 def _scaled(t, mean, std) -> Tensor:
     if not t.is_floating_point(): t = t.float()
     m, s = (torch.tensor(v, dtype=t.dtype, device=t.device).view(-1, *[1]*(t.ndim-1-scale_dim(t.shape)))
@@ -136,6 +169,13 @@ def _scaled(t, mean, std) -> Tensor:
     return (t-m)/s
 
 
-def _labels(o, vocab) -> Any:  # the name of each class; of those that are each there or not, the ones that are
+def _words(index, vocab) -> list:
+    if index.dtype == torch.bool:
+        if index.ndim < 2: index = index.view(-1, 1)
+        if len(vocab) == 2 and _is_single(index.shape): index = index.squeeze(1).int()
+    return _named(index.tolist(), vocab)
+
+
+def _named(o, vocab) -> Any:  # the name of each class; of labels that are each there or not, of the ones that are
     if isinstance(o, list) and o and isinstance(o[0], bool): return [vocab[i] for i, there in enumerate(o) if there]
-    return [_labels(v, vocab) for v in o] if isinstance(o, list) else vocab[o]
+    return [_named(v, vocab) for v in o] if isinstance(o, list) else vocab[o]

@@ -8,6 +8,7 @@ from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from fastcore.basics import patch
@@ -17,7 +18,7 @@ from .callback import Callback
 from .data import DataLoaders
 from .events import LoopState
 from .export import export_path, versions
-from .files import load_file, save_file
+from .files import DamagedFile, load_file, save_file, verify_file
 from .host import Host
 from .interrupt import StopFlag
 from .learner import Learner
@@ -47,9 +48,10 @@ def export_pickle(self: Learner,
 
     Classes and functions go by name: where the file is loaded, their modules have to be there. The Learner stays as it
     is, and a file of that name until the new one is whole.
-    Raises: TypeError naming what cannot be pickled; RuntimeError within a fit; OSError."""
+    Raises: TypeError naming what cannot be pickled; ValueError for a name that no such file has; RuntimeError within a
+    fit; OSError."""
     if self._scope: raise RuntimeError(f"export_pickle was called within a {self.run_kind} that is still running")
-    path = export_path(self, file, '.pkl')
+    path = export_path(self, file, '.pkl', 'export_pickle')
     try: data = _pickled(self, self)
     except Exception as e: raise TypeError(
         f"export_pickle: {_culprit(self)}cannot be pickled: {e}\nFunctions and classes have to be defined in a module, "
@@ -65,16 +67,28 @@ def load_learner(
 ) -> Learner:             # without data: `learn.dls` can be set
     """Load a whole Learner, which is a pickle: that runs code, any that the file asks for
 
-    Raises: ValueError without `trust=True`, or for another file; DamagedFile if it is not as it was written."""
+    Raises: ValueError without `trust=True`, or for another file, telling what reads that; DamagedFile if it is not as
+    it was written; FileNotFoundError."""
+    data = _outer(path)
     if trust is not True: raise ValueError(
         f"load_learner: {path} holds a pickle, and whoever made it decides which code runs when it is loaded: give "
         "`trust=True` if you know where it is from; files of `learn.export` (`load_exported`) need no trust")
-    found = load_file(path)
-    if not isinstance(found, dict) or found.get('kind') != 'learner': raise ValueError(
-        f"load_learner: {path} was not written by `learn.export_pickle`")
-    learn = torch.load(BytesIO(found['data'].numpy()), map_location='cpu' if cpu else None, weights_only=False)
+    learn = torch.load(BytesIO(data), map_location='cpu' if cpu else None, weights_only=False)
     if cpu: learn.device = learn.dls.device = torch.device('cpu')
     return learn
+
+
+def _outer(path) -> Any:
+    "The pickle in a file, which has not been opened"
+    other = ValueError(f"load_learner: {path} was not written by `learn.export_pickle`: weights are for `learn.load`, "
+                       "programs of `learn.export` for `load_exported`")
+    try: found = load_file(path)
+    except DamagedFile:
+        if str(path).endswith('.safetensors'): raise other from None
+        if is_zipfile(path) and not verify_file(path): raise other from None  # it is whole, and has no checksum
+        raise
+    if not isinstance(found, dict) or found.get('kind') != 'learner': raise other
+    return found['data'].numpy()
 
 
 def _remade(cls) -> Learner:

@@ -10,7 +10,7 @@ from fastcore.basics import patch
 from torch.nn.parameter import is_lazy
 
 from .data import DataLoaders
-from .export import export_path, versions
+from .export import export_path, versions, warn_unaveraged
 from .files import write_file
 from .learner import Learner
 from .plain import to_plain
@@ -30,16 +30,18 @@ def publish(self: Learner,
     """Write the model's `state_dict`, for the CPU, and a card with what the Learner knows of it
 
     The eight digits are of the file's sha256: `torch.hub.load_state_dict_from_url(…, check_hash=True)` verifies them.
-    Raises: ValueError for a name in which torch.hub would find other digits, or if weights are lazy; TypeError for
-    weights that are more than plain values; OSError."""
+    Raises: ValueError for a name in which torch.hub would find other digits, or that is of no such file, or if weights
+    are lazy; TypeError for weights that are more than plain values; OSError."""
+    path = export_path(self, file, '.pth', 'publish')
     model = unwrapped(self.model)
     weights = weights_of(model)
     if lazy := [k for k, v in weights.items() if is_lazy(v)]: raise ValueError(
         f"publish: the model has lazy parameters (`{lazy[0]}` …), which get their values from the first batch")
+    warn_unaveraged(self, 'publish')
     state = with_versions(to_device(to_plain(weights), 'cpu'), to_plain(versions_of(model)))
     buffer = BytesIO()
     torch.save(state, buffer)
-    data, path = buffer.getvalue(), export_path(self, file, '.pth')
+    data = buffer.getvalue()
     digits = hashlib.sha256(data).hexdigest()[:8]
     path = path.with_name(f'{path.stem}-{digits}.pth')
     if (found := torch.hub.HASH_REGEX.search(path.name)) is None or found[1] != digits: raise ValueError(

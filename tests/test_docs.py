@@ -36,7 +36,9 @@ def public():
                         if not k.startswith('_') or k in special)
 
 objects = {name: (o, cls) for name, o, cls in public() if inspect.isclass(o) or inspect.isfunction(o) and ours(o)}
-functions = {name: (f, cls) for name, (f, cls) in objects.items() if inspect.isfunction(f)}
+# what `dataclass` makes has no source; its fields are described in the class
+functions = {name: (f, cls) for name, (f, cls) in objects.items()
+             if inspect.isfunction(f) and f.__code__.co_filename != '<string>'}
 
 
 def doc(name):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import learner
+from learner.callbacks.averaging import EMA
 from learner.exported import load_exported
 from learner.files import write_file
 from learner.learner import Learner
@@ -191,6 +192,30 @@ def test_no_data_and_no_path_is_in_it(tmp_path):
     assert not any(x.numpy().tobytes()[:32] in data for x in learn.dls.train_ds.tensors[0])
 
 
+# ---- the average
+
+def averaging(path):
+    x, y = rows(4, 2)
+    learn = learner_of(lambda: nn.Linear(4, 2), x, y, path=path)
+    learn.add_cb(EMA(start=.5))
+    return learn, x
+
+
+def test_average_is_asked_for(tmp_path):
+    "If evaluations use an average, and the trained weights are written, it is said how the average is"
+    learn, x = averaging(tmp_path)
+    learn.export()  # there is no average yet
+    learn.fit(2, .1)
+
+    with pytest.warns(UserWarning, match=r'average of EMA.*; `with learn.averaged\(\): learn.export\(…\)`'):
+        raw = load_exported(learn.export())
+    with learn.averaged(): average, known = load_exported(learn.export()), given(learn, x)
+
+    close(raw(x), given(learn, x))
+    close(average(x), known)
+    assert not torch.allclose(raw(x), known)
+
+
 # ---- what it leaves alone
 
 class Fails(nn.Linear):
@@ -207,6 +232,11 @@ class Odd(nn.Linear):
     def forward(self, x): return super().forward(x)*next(self.calls)
 
 
+class Cond(nn.Module):
+    "Has an operator with programs within"
+    def forward(self, x): return torch.cond(x.sum() > 0, lambda x: x[:, :2]+1, lambda x: x[:, :2]-1, (x,))
+
+
 class Fixed(nn.Module):
     "Has the size of a batch as a number"
     def forward(self, x): return x.view(4, 2, 2).sum(1)
@@ -215,8 +245,9 @@ class Fixed(nn.Module):
 @pytest.mark.parametrize('model, why', [
     (Branches, 'cannot make a program of `Branches`: [^\n]+\n.*torch.where'),
     (Fixed, r'specialized it to be a constant \(4\)[^\n]+\n.*not by `len\(x\)`'),
+    (Cond, "program .* `Cond` has what cannot .* 'torch.ops.higher_order.cond' is not among the operators"),
     (partial(Fails, 4, 2), 'RuntimeError: no way\n'), (partial(Odd, 4, 2), "that differ from the model's")],
-    ids=['branches', 'fixed', 'fails', 'odd'])
+    ids=['branches', 'fixed', 'cond', 'fails', 'odd'])
 def test_failure_changes_nothing(model, why, tmp_path):
     "If it fails, the Learner, all random streams and the old file are as before"
     x, y = rows(4, 2)
@@ -259,6 +290,23 @@ def test_lazy_weights(tmp_path):
     learn = synth_learner(model=nn.LazyLinear(1), path=tmp_path)
 
     with pytest.raises(ValueError, match='lazy parameters'): learn.export()
+
+
+@pytest.mark.parametrize('name, why', [
+    ('.', "'.' names no file; give one, such as 'model.pt2'"), ('', 'no file'), ('..', 'no file'), ('sub/', 'no file'),
+    ('.pt2', 'no file'), ('m.pkl', '`learn.export_pickle`; what `export` writes'), ('m.onnx', '`learn.export_onnx`'),
+    ('m.pth', '`learn.save`'), ('m.safetensors', '`learn.save`'), ('m.ckpt', '`learn.save_state`')])
+def test_names_of_other_files(name, why, tmp_path):
+    "A name that is a folder's, or another method's, is refused before anything is done"
+    learn = synth_learner(path=tmp_path, model=nn.LazyLinear(1))
+
+    with pytest.raises(ValueError, match=f'export: .*{why}'): learn.export(name)
+
+
+def test_names_of_onnx(tmp_path):
+    "Also for ONNX"
+    with pytest.raises(ValueError, match="export_onnx: 'm.pt2' .* `learn.export`"):
+        synth_learner(path=tmp_path).export_onnx('m.pt2')
 
 
 def test_onnx_is_optional(tmp_path):

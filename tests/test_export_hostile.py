@@ -207,6 +207,19 @@ def test_other_arguments(arg, good, tmp_path):
     refused(written(tmp_path/'m.pt2', changed(good, graph, change)), graph)
 
 
+def signature(o): return o['graph_module']['signature']
+
+
+@pytest.mark.parametrize('change', [
+    lambda o: signature(o)['output_specs'].clear(), lambda o: signature(o).pop('output_specs'),
+    lambda o: signature(o)['output_specs'][0]['user_output']['arg']['as_tensor'].update(name='nothing'),
+    lambda o: nodes(o)[0]['inputs'][0].update(arg={'as_tensor': {'name': 'nothing'}}), lambda o: nodes(o).reverse(),
+    lambda o: nodes(o).clear()], ids=['no outputs', 'no list', 'output', 'argument', 'order', 'no steps'])
+def test_values_that_are_not_there(change, good, tmp_path):
+    "What is used, or given, has a value by then"
+    refused(written(tmp_path/'m.pt2', changed(good, graph, change)), graph)
+
+
 def test_container_of_another_type(good, tmp_path):
     "Inputs and outputs are in tuples, lists and dicts: no type is looked up, or module imported"
     spec = json.dumps([1, dict(type='collections.defaultdict', context='["os", "system", []]', children_spec=[])])
@@ -233,7 +246,10 @@ def test_json_that_is_none(record, data, good, tmp_path):
     dict(inputs=[dict(name='x', dtype='float32', shape=['n'])]), dict(vocab='abc'), dict(model=5), dict(activation={}),
     dict(inputs=[dict(name=[], dtype='float32', shape=[])]), dict(activation=dict(name='system', args=[])),
     dict(activation=dict(name='softmax', args=['ls'])), dict(decodes='argmax'), dict(preprocess=[1]),
-    dict(preprocess=dict(mean=['a'], std=[1.])), dict(preprocess=dict(mean=[1.]))], ids=str)
+    dict(preprocess=dict(mean=['a'], std=[1.])), dict(preprocess=dict(mean=[1.])), dict(format=99), dict(format='1'),
+    dict(preprocess=dict(mean=[1.]*3, std=[1.]*3)), dict(preprocess=dict(mean=[1.], std=[1.]*4)),
+    dict(activation=dict(name='softmax', args=[])), dict(activation=dict(name='exp', args=[1])),
+    dict(activation=dict(name='softmax', args=[.5])), dict(decodes=dict(name='over', args=['1']))], ids=str)
 def test_info_of_wrong_types(change, good, tmp_path):
     "What is said beside the program is of the types that it has to be"
     path = written(tmp_path/'m.pt2', changed(good, info, lambda o: o.update(change)))

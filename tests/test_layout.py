@@ -15,19 +15,19 @@ package = root/'learner'
 # A file imports from the levels below its own; what several files need lies below all of them.
 levels = [
     '''archive events every exported files gradients hooks hypers interrupt keep layers loss_value models modes
-       optimizers order outputs plain plan schedules splitters tensors transfer utils weights workers''',
+       optimizers order outputs plain plan prototxt schedules splitters tensors transfer utils weights workers''',
     '''callback calls checks data display findings frame host loader losses measure metrics optim pictures
-       plot sizes skmetrics state''',
+       plot sizes skmetrics solver_param state''',
     'learner',
     '''callbacks.averaging callbacks.batch_size callbacks.channels callbacks.checkpoint callbacks.collect
        callbacks.compile callbacks.control callbacks.csv_logger callbacks.doctor callbacks.finetune
        callbacks.fit_call callbacks.fits callbacks.hook callbacks.look callbacks.lr_find callbacks.mixup
        callbacks.plateau callbacks.precision callbacks.predict callbacks.preds callbacks.preview callbacks.profile
-       callbacks.progress
-       callbacks.recompute callbacks.recorder callbacks.regularize callbacks.rehearse callbacks.results
-       callbacks.resume callbacks.rnn callbacks.save callbacks.saved_state callbacks.schedule callbacks.series
-       callbacks.show callbacks.signals callbacks.stats callbacks.summary callbacks.swa callbacks.torch_schedule
-       callbacks.tracker callbacks.training callbacks.turns export interpret no_trace pickled publish resampled''',
+       callbacks.progress callbacks.recompute callbacks.recorder callbacks.regularize callbacks.rehearse
+       callbacks.results callbacks.resume callbacks.rnn callbacks.save callbacks.saved_state callbacks.schedule
+       callbacks.series callbacks.show callbacks.signals callbacks.solving callbacks.stats callbacks.summary
+       callbacks.swa callbacks.torch_schedule callbacks.tracker callbacks.training callbacks.turns export interpret
+       no_trace pickled publish resampled solver''',
     '__init__ all',
 ]
 # All imports within a level: a file, and those it builds on.
@@ -35,7 +35,7 @@ same_level = {
     'events': 'utils', 'exported': 'archive', 'files': 'utils', 'gradients': 'tensors',
     'hooks': 'gradients layers tensors weights', 'interrupt': 'events', 'modes': 'utils', 'transfer': 'utils',
     'checks': 'optim', 'data': 'loader losses', 'frame': 'checks metrics optim state', 'host': 'callback state',
-    'metrics': 'measure', 'plot': 'display', 'sizes': 'loader', 'skmetrics': 'measure',
+    'metrics': 'measure', 'plot': 'display', 'sizes': 'loader', 'skmetrics': 'measure', 'solver_param': 'optim',
     'callbacks.averaging': 'callbacks.schedule', 'callbacks.batch_size': 'no_trace resampled',
     'callbacks.checkpoint': 'callbacks.tracker',
     'callbacks.channels': 'callbacks.precision', 'callbacks.doctor': 'callbacks.look no_trace resampled',
@@ -51,7 +51,9 @@ same_level = {
     'callbacks.resume': 'callbacks.checkpoint callbacks.progress callbacks.saved_state callbacks.schedule',
     'callbacks.signals': 'callbacks.checkpoint', 'callbacks.stats': 'callbacks.hook',
     'callbacks.summary': 'no_trace', 'callbacks.swa': 'callbacks.averaging callbacks.schedule',
-    'callbacks.torch_schedule': 'callbacks.schedule', 'pickled': 'export', 'publish': 'export',
+    'callbacks.torch_schedule': 'callbacks.schedule',
+    'export': 'callbacks.averaging', 'pickled': 'export', 'publish': 'export',
+    'solver': 'callbacks.regularize callbacks.solving callbacks.training',
     'callbacks.training': 'callbacks.control callbacks.schedule callbacks.turns',
     'all': '__init__',
 }

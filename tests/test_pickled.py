@@ -11,14 +11,30 @@ from torch.utils.data import DataLoader, TensorDataset
 import learner.pickled as pickled
 from learner.callback import Callback
 from learner.callbacks.averaging import EMA
+from learner.callbacks.checkpoint import Checkpoint
+from learner.callbacks.compile import Compiled
+from learner.callbacks.csv_logger import CSVLogger
+from learner.callbacks.hook import HookCallback
+from learner.callbacks.mixup import MixUp
+from learner.callbacks.plateau import ReduceLROnPlateau
+from learner.callbacks.precision import MixedPrecision
+from learner.callbacks.profile import Timer
+from learner.callbacks.recompute import ActivationCheckpointing
 from learner.callbacks.recorder import Recorder
-from learner.callbacks.tracker import EarlyStoppingCallback
+from learner.callbacks.schedule import ParamScheduler
+from learner.callbacks.stats import ActivationStats, GradientStats
+from learner.callbacks.swa import SWA
+from learner.callbacks.torch_schedule import TorchScheduler
+from learner.callbacks.tracker import EarlyStoppingCallback, SaveModelCallback
+from learner.callbacks.training import GradientAccumulation, GradientClip
+from learner.callbacks.turns import TakeTurns
 from learner.data import DataLoaders
 from learner.files import DamagedFile, save_file
 from learner.learner import Learner
 from learner.metrics import accuracy
 from learner.plain import digest
 from learner.pickled import load_learner
+from learner.schedules import SchedCos
 from learner.skmetrics import F1Score
 from tests.helpers import synth_learner
 
@@ -111,6 +127,41 @@ def test_before_any_fit_and_without_classes(tmp_path):
     assert new.validate(dl=learn.dls.valid.dl) == learn.validate()
 
 
+class Sees(HookCallback):
+    def hook(self, module, args, out): self.seen = out
+
+
+@pytest.mark.parametrize('make', [
+    EMA, partial(SWA, .1), MixUp, Timer, Sees, partial(MixedPrecision, 'bf16'), SaveModelCallback, ReduceLROnPlateau,
+    partial(ParamScheduler, dict(lr=SchedCos(.1, .01))), partial(GradientAccumulation, 8), GradientClip, Checkpoint,
+    partial(TorchScheduler, partial(torch.optim.lr_scheduler.StepLR, step_size=1)), ActivationStats, GradientStats,
+    partial(TakeTurns, [('0', F.cross_entropy), ('1', F.cross_entropy)]), CSVLogger, partial(Compiled, backend='eager'),
+    partial(ActivationCheckpointing, '1')], ids=lambda make: getattr(make, 'func', make).__name__)
+def test_what_callbacks_keep(make, tmp_path):
+    "With what each keeps from a fit a Learner can be pickled, and trains on once it has data, and can be again"
+    learn = classes(tmp_path, cbs=[make()])
+
+    new = load_learner(learn.export_pickle(), trust=True)
+
+    assert digest(new.model.state_dict()) == digest(learn.model.state_dict())
+    new.dls = learn.dls
+    new.fit(1, 1e-2)
+    new.export_pickle()
+
+
+@pytest.mark.parametrize('fit', [
+    lambda learn: learn.fit_one_cycle(1), lambda learn: learn.lr_find(num_it=4, show_plot=False, suggest_funcs=None),
+    lambda learn: learn.validate()], ids=['one cycle', 'lr_find', 'validate'])
+def test_what_runs_leave(fit, tmp_path):
+    "Nor does any run leave what cannot be pickled"
+    learn = classes(tmp_path)
+    fit(learn)
+
+    new = load_learner(learn.export_pickle(), trust=True)
+
+    assert digest(new.model.state_dict()) == digest(learn.model.state_dict())
+
+
 # ---- what cannot be pickled
 
 class Holds(Callback):
@@ -142,6 +193,14 @@ def test_what_cannot_be_pickled_is_named(put, name, tmp_path):
 
     assert (tmp_path/'learner.pkl').read_bytes() == old and len([*tmp_path.iterdir()]) == 1
     assert learn.dls is dls and sorted(vars(learn)) == before
+
+
+@pytest.mark.parametrize('name, why', [('.', 'no file'), ('', 'no file'), ('m.pt2', '`learn.export`')])
+def test_name_of_another_file(name, why, tmp_path):
+    "A name that is a folder's, or another method's, is refused before anything is written"
+    with pytest.raises(ValueError, match=f'export_pickle: .*{why}'): synth_learner(path=tmp_path).export_pickle(name)
+
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_within_a_fit(tmp_path):
@@ -191,6 +250,34 @@ def test_another_file(o, tmp_path):
 
     with pytest.raises(ValueError, match='was not written by `learn.export_pickle`'):
         load_learner(tmp_path/'x.pkl', trust=True)
+
+
+def program(learn): return learn.export()
+def weights(learn): return learn.save('w', with_opt=False)
+def published(learn): return learn.publish('w', card=False)
+
+
+@pytest.mark.parametrize('trust', [False, True])
+@pytest.mark.parametrize('write', [program, weights, published])
+def test_files_of_other_methods(write, trust, tmp_path):
+    "What else a Learner writes is told from a damaged file, before trust is asked for, and what reads it is named"
+    path = write(synth_learner(path=tmp_path))
+
+    with pytest.raises(ValueError, match='not written by `learn.export_pickle`.*`learn.load`.*`load_exported`') as e:
+        load_learner(path, trust=trust)
+    assert e.type is ValueError
+
+
+def test_safetensors(tmp_path):
+    "Also one of safetensors, which is known by its name"
+    (tmp_path/'w.safetensors').write_bytes(bytes(100))
+
+    with pytest.raises(ValueError, match='weights are for `learn.load`'): load_learner(tmp_path/'w.safetensors')
+
+
+def test_no_file(tmp_path):
+    "What is not there is not asked trust for"
+    with pytest.raises(FileNotFoundError, match='no such file'): load_learner(tmp_path/'no.pkl')
 
 
 def test_partials_and_several_sets(tmp_path):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import learner.publish as publish
+from learner.callbacks.averaging import EMA
 from tests.helpers import RegModel, synth_learner
 
 assert publish
@@ -97,6 +98,26 @@ def test_name_with_other_digits(name, tmp_path):
     with pytest.raises(ValueError, match='torch.hub would take'): fitted(tmp_path).publish(name)
 
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize('name, why', [('.', 'no file'), ('', 'no file'), ('x/', 'no file'),
+                                       ('m.pt2', '`learn.export`')])
+def test_name_of_another_file(name, why, tmp_path):
+    "So is a name that is a folder's, or another method's"
+    with pytest.raises(ValueError, match=f'publish: .*{why}'): fitted(tmp_path).publish(name)
+
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_average_is_asked_for(tmp_path):
+    "If evaluations use an average, and the trained weights are written, it is said how the average is"
+    learn = fitted(tmp_path, cbs=EMA())
+
+    with pytest.warns(UserWarning, match=r'publish: .* `with learn.averaged\(\): learn.publish\(…\)` writes that'):
+        raw = learn.publish('m')
+    with learn.averaged(): average = learn.publish('m')
+
+    assert raw != average
 
 
 def test_lazy_weights(tmp_path):

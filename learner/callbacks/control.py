@@ -62,7 +62,7 @@ class ShortEpochCallback(Callback):
         return n if n_batches is None else min(n, n_batches)
 
     def before_fit(self):
-        self.planned = self.learn.run_kind in ('fit', 'lr_find') and self.n_steps is None
+        self.planned = self.learn.run_kind not in ('validate', 'predict') and self.n_steps is None
         if self.planned: self.learn.n_steps = self.limit(self.dls.train.n_batches)
 
     def before_train(self): self._shorten()

@@ -158,6 +158,8 @@ class ProfilerCallback(Callback):
         self.profiler = profile(schedule=plan, on_trace_ready=self._write, **self.options)
         self.profiler.start()
 
+    def __getstate__(self): return {k: v for k, v in vars(self).items() if k != 'profiler'}  # torch's has no copy
+
     def cleanup_batch(self): self.profiler.step()
 
     def cleanup_fit(self): self.profiler.stop()

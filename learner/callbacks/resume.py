@@ -2,10 +2,11 @@
 import math
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastcore.basics import noop, patch
+from fastcore.basics import patch
 from fastcore.foundation import L
 
 from ..callback import Callback
@@ -221,6 +222,10 @@ class Steps(Callback):
 def _new(cbs, there): return [cb for cb in cbs if not any(cb is old for old in there)]  # some may define `==`
 
 
+def _evaluates(learn, *args, **kwargs):  # what callbacks ask for, but nothing at the end of an epoch
+    if learn.run_kind != 'fit': type(learn)._do_epoch_validate(learn, *args, **kwargs)
+
+
 @patch
 def step(self: Learner,
     n: int = 1,                         # steps of the optimizer
@@ -230,6 +235,7 @@ def step(self: Learner,
     n_epoch: int|None = None,           # of the fit that the first step begins, for schedules; None: it has no end
     n_steps: int|None = None,           # optimizer steps an epoch, for schedules; None: one a training batch
     validate: bool = False,             # also validate at the end of each epoch?
+    resume: Any = None,                 # a file: the first step is the one after those it has, as `fit` takes it
 ) -> int:                               # the steps made: fewer than `n` if the fit is over
     """Train for `n` steps and return; the next call goes on from there, as one long fit would
 
@@ -241,10 +247,11 @@ def step(self: Learner,
     with ExitStack() as stack:
         for cb in shows: stack.enter_context(replacing(cb, run=False))
         if not validate:
-            vars(self)['_do_epoch_validate'] = noop
+            vars(self)['_do_epoch_validate'] = partial(_evaluates, self)
             stack.callback(vars(self).pop, '_do_epoch_validate')
         try:
-            if self.paused: _go_on(self, self.paused, *_new(L(cbs), self.paused.cbs), steps, lr=lr, wd=wd)
-            else: self.fit(n_epoch or sys.maxsize, lr, wd, [*L(cbs), steps], n_steps=n_steps)
+            if resume or not self.paused:
+                self.fit(n_epoch or sys.maxsize, lr, wd, [*L(cbs), steps], n_steps=n_steps, resume=resume)
+            else: _go_on(self, self.paused, *_new(L(cbs), self.paused.cbs), steps, lr=lr, wd=wd)
         except PauseFit: pass
     return n-steps.left
