@@ -55,6 +55,9 @@ from .interpret import ClassificationInterpretation, Interpretation, RegressionI
 from .pickled import load_learner
 from . import export as export, publish as publish
 from .callbacks.plateau import ReduceLROnPlateau
+from .callbacks import iterations as iterations
+from .callbacks.validate_every import ValidateEvery
+from .callbacks.iter_log import DebugInfo, IterLogger
 from .callbacks.control import ShortEpochCallback, SkipToEpoch, TimeLimit
 from .callbacks.profile import ProfilerCallback, Timer
 from . import resampled as resampled
@@ -104,7 +107,8 @@ __all__ = [
     'GradientAccumulation', 'L1', 'EMA', 'SWA', 'MixedPrecision', 'ChannelsLast', 'Compiled', 'ActivationCheckpointing',
     'Every', 'Checkpoint', 'SignalCallback', 'DamagedFile',
     'Hook', 'Hooks', 'hook_output', 'hook_outputs', 'hook_input', 'hook_inputs', 'find_modules', 'HookCallback',
-    'ShortEpochCallback', 'TimeLimit', 'SkipToEpoch', 'Timer', 'ProfilerCallback',
+    'ValidateEvery', 'IterLogger', 'DebugInfo', 'ShortEpochCallback', 'TimeLimit', 'SkipToEpoch',
+    'Timer', 'ProfilerCallback',
     'CollectDataCallback', 'FetchPredsCallback', 'GatherPredsCallback', 'Preds', 'TakeTurns', 'Turn',
     'MixHandler', 'MixUp', 'CutMix', 'MCDropout', 'ProgressiveResize', 'ModelResetter', 'RNNCallback', 'RNNRegularizer',
     'rnn_cbs', 'ReduceLROnPlateau', 'TerminateOnNaNCallback',

@@ -59,11 +59,13 @@ class Host(LoopState):
     "The part of a Learner that keeps callbacks and runs them"
     cbs: Any = L()                           # callbacks in the order of adding
     run_kind: str = ''                       # 'fit', 'validate', 'predict' or 'lr_find' while one runs
+    total_steps: int|None = None             # steps by which the fit ends, as `fit_iters` does; None: by epochs
     rehearsing: bool = False                 # a fit of which nothing will be left, on a few batches of each epoch?
     asked: dict[str, str] = {}               # at a `save_point`: what is asked for ('save', 'stop' …), and by whom
     passing: list = []                       # those of `cbs` that are there for a block, such as a fit's own
     stopped_by: str = ''                     # who stopped the last fit: 'Ctrl-C', a signal, 'request_stop'
     paused: Any = None                       # where the last fit was stopped, for `learn.resume()`
+    _left: Any = None                        # where `fit_iters` has left the training data, for the next call
     _stop: Any                               # the StopFlag, which takes requests at any time
     _trained: Any = None                     # the snapshot made before this epoch's validation
     _handlers: dict[str, tuple] = {}         # (callback, function) pairs by event, in order

@@ -4,6 +4,7 @@ The loop is `fit` and what it calls, down to `_step`; each part runs in a scope 
 training is a callback (callback.py)."""
 from collections.abc import Callable
 from inspect import getattr_static
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ class Learner(Host):
 
     def _do_fit(self):
         self.paused = None
-        for epoch in range(self.epoch, self.n_epoch):
+        for epoch in takewhile(lambda i: i < self.n_epoch, count(self.epoch)):  # a callback may set `n_epoch`
             self.epoch, self.trained = epoch, False
             self._with_events(self._do_epoch, 'epoch', CancelEpochException)
             self._rest()

@@ -213,7 +213,9 @@ class Loader:
         else:
             (record, position), self._start = self._start, None
             held, self._held = self._held, None
-            if held is not None and record is self.record and position == self.position: return held
+            # one that is over was closed by what shortened its epoch
+            if held is not None and held.gi_frame is not None and record is self.record and position == self.position:
+                return held
             self.record, self.position = record, position
             with untouched():
                 set_rng_state(record['rng'])

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .callbacks.iter_log import DebugInfo
 from .callbacks.regularize import L1
 from .callbacks.solving import ClipSum, Loop, Outputs, TestBatches
 from .callbacks.training import GradientAccumulation
@@ -96,7 +97,8 @@ class Solver:
         l1 = p.regularization_type == 'L1' and p.weight_decay
         learn.opt_func, learn.lr, learn.wd_bn_bias = p.opt_func, p.base_lr, True
         learn.wd, learn.opt = None if l1 else p.weight_decay, None
-        learn.add_cbs([self.loop, *([L1(p.weight_decay)] if l1 else []),
+        learn.add_cbs([self.loop, *([DebugInfo(f'{p.display}it')] if p.debug_info and p.display else []),
+                       *([L1(p.weight_decay)] if l1 else []),
                        *([ClipSum(p.clip_gradients, p.iter_size)] if p.clip_gradients >= 0 else []),
                        *([GradientAccumulation(p.iter_size, 'batches', weight=_one)] if p.iter_size > 1 else [])])
         for file in p.weights: learn.load(file, with_opt=False)
@@ -202,9 +204,9 @@ class Solver:
                                        "`weights=[…]` begins with weights")
         if known['type'] != self.param.type: raise ValueError(
             f"Solver: `{path}` is of a solver of type {known['type']}, and this one is {self.param.type}")
-        self.learn.load_state(path.resolve())
+        self.learn.load_state(path)
         self.loop.load_state_dict(known)
-        self.learn.paused, self._file = None, path.resolve()
+        self.learn.paused, self._file = None, path
 
     # ---- how it is done
 

@@ -21,13 +21,14 @@ levels = [
     'learner',
     '''callbacks.averaging callbacks.batch_size callbacks.channels callbacks.checkpoint callbacks.collect
        callbacks.compile callbacks.control callbacks.csv_logger callbacks.doctor callbacks.finetune
-       callbacks.fit_call callbacks.fits callbacks.hook callbacks.look callbacks.lr_find callbacks.mixup
+       callbacks.fit_call callbacks.fits callbacks.hook callbacks.iter_log callbacks.iterations callbacks.look
+       callbacks.lr_find callbacks.mixup
        callbacks.plateau callbacks.precision callbacks.predict callbacks.preds callbacks.preview callbacks.profile
        callbacks.progress callbacks.recompute callbacks.recorder callbacks.regularize callbacks.rehearse
        callbacks.results callbacks.resume callbacks.rnn callbacks.save callbacks.saved_state callbacks.schedule
        callbacks.series callbacks.show callbacks.signals callbacks.solving callbacks.stats callbacks.summary
-       callbacks.swa callbacks.torch_schedule callbacks.tracker callbacks.training callbacks.turns export interpret
-       no_trace pickled publish resampled solver''',
+       callbacks.swa callbacks.torch_schedule callbacks.tracker callbacks.training callbacks.turns
+       callbacks.validate_every export interpret no_trace pickled publish resampled solver''',
     '__init__ all',
 ]
 # All imports within a level: a file, and those it builds on.
@@ -40,7 +41,10 @@ same_level = {
     'callbacks.checkpoint': 'callbacks.tracker',
     'callbacks.channels': 'callbacks.precision', 'callbacks.doctor': 'callbacks.look no_trace resampled',
     'callbacks.finetune': 'callbacks.fits callbacks.schedule', 'callbacks.fits': 'callbacks.schedule',
+    'callbacks.iter_log': 'callbacks.hook callbacks.recorder callbacks.stats',
+    'callbacks.iterations': 'callbacks.resume callbacks.saved_state callbacks.schedule callbacks.validate_every',
     'callbacks.lr_find': 'callbacks.recorder no_trace',
+    'callbacks.validate_every': 'callbacks.control callbacks.series',
     'callbacks.plateau': 'callbacks.schedule callbacks.torch_schedule callbacks.tracker',
     'callbacks.predict': 'callbacks.preds', 'callbacks.preds': 'resampled',
     'callbacks.preview': 'callbacks.fit_call callbacks.schedule callbacks.torch_schedule',
@@ -53,7 +57,7 @@ same_level = {
     'callbacks.summary': 'no_trace', 'callbacks.swa': 'callbacks.averaging callbacks.schedule',
     'callbacks.torch_schedule': 'callbacks.schedule',
     'export': 'callbacks.averaging', 'pickled': 'export', 'publish': 'export',
-    'solver': 'callbacks.regularize callbacks.solving callbacks.training',
+    'solver': 'callbacks.iter_log callbacks.regularize callbacks.solving callbacks.training',
     'callbacks.training': 'callbacks.control callbacks.schedule callbacks.turns',
     'all': '__init__',
 }

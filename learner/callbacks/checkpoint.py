@@ -109,6 +109,9 @@ class Checkpoint(Callback):
 
     def cleanup_epoch(self):  # also if another callback ends the fit in its `after_epoch`
         if self.every.at_epoch(self.learn): self.due = True
+        if any(t._has_row() for t in self.trackers): self.cleanup_row()
+
+    def cleanup_row(self):  # a row has come
         for t in self.trackers: t.cleanup_epoch()
         self.reached = [t.monitor for t in self.trackers if t.new_best]
 

@@ -67,6 +67,8 @@ class CSVLogger(Callback):
         row = {c: '' if v != v else v for c, v in zip(recorder.metric_names, row, strict=True)}
         self._write([row], f'row of epoch {self.epoch} is')
 
+    def cleanup_row(self): self.cleanup_epoch()
+
     def before_save(self, state):  # what refers to the rows must not be on disk before them
         try:
             if self.begun:

@@ -72,7 +72,8 @@ class FreezeUntil(Callback):
     def before_fit(self):
         n, self.begun = self.n_steps or self.dls.train.n_batches, self.learn.n_step
         self.flags = [(p, p.requires_grad) for p in self.opt.all_params()]
-        self.until, self.ends = steps_of(self.when, n, self.n_epoch), math.inf if n is None else n*self.n_epoch
+        total = self.learn.total_steps or (None if n is None else n*self.n_epoch)
+        self.until, self.ends = steps_of(self.when, n, self.n_epoch, total), math.inf if total is None else total
         self.first = self.begun - steps_of(f'{self.epoch}ep' if self.epoch else 0, n, self.n_epoch)
         self.frozen = self.begun-self.first < self.until
         self.opt.freeze_to(-1 if self.frozen else 0)

@@ -36,7 +36,8 @@ def simulate_sched(self: Learner,
         for call in fit_calls(self, 'simulate_sched', fit, args, kwargs):
             cbs = [cb for cb in map(as_callback, call.cbs) if isinstance(cb, Scheduler) or _plans(cb)]
             now = dict(n_epoch=call.n_epoch, epoch=call.start_epoch, n_steps=call.n_steps, stepped=True,
-                       n_step=self.n_step, train_iter=0, final_record=None, _rates=dict(lr=call.lr, wd=call.wd))
+                       n_step=self.n_step, total_steps=None, train_iter=0, final_record=None,
+                       _rates=dict(lr=call.lr, wd=call.wd))
             with self.added_cbs(cbs), replacing(self, **now), _stand_ins(self, current_opt(self, call.reset_opt)):
                 readings.extend(_dry_run(self))
     return stack_readings(readings)
@@ -70,7 +71,7 @@ def _stand_ins(learn, opt):  # what schedules may change: an optimizer like `opt
 
 def _dry_run(learn):
     cbs, readings = _schedulers(learn), []
-    n = learn.n_steps or learn.dls.train.n_batches
+    n, total = learn.n_steps or learn.dls.train.n_batches or learn.total_steps, learn.total_steps
     if n is None: raise ValueError("the training loader has no length: give `n_steps=…`, the steps of an epoch")
     def fire(name, cbs=cbs):
         for cb in cbs:
@@ -80,7 +81,7 @@ def _dry_run(learn):
             fire('before_fit')
             for epoch in range(learn.epoch, learn.n_epoch):
                 learn.epoch = epoch
-                for _ in range(n):
+                for _ in range(n if total is None else min(n, total-len(readings))):
                     fire('before_batch')
                     readings.append(learn.opt.read())
                     learn.n_step += 1

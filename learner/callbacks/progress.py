@@ -55,6 +55,7 @@ class ProgressCallback(Callback):
         if self.has_rows and recorder and (row := recorder.log) is not None:
             self._shows(self.live and self.live.row, dict(zip(recorder.metric_names, row, strict=True)))
 
+    def cleanup_row(self): self.cleanup_epoch()
     def after_fit(self): self.ended = True
 
     def cleanup_fit(self):

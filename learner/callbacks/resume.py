@@ -161,6 +161,8 @@ def _first_epoch(learn, state, path):
     if not isinstance(state, dict) or not state.get('place'): raise ValueError(
         f"`{path}` holds no state of a fit under way: `learn.load_state` takes one from outside a fit, `learn.load` "
         "takes weights")
+    n_epoch = state['counters']['n_epoch']
+    if 'iterations' in state['callbacks']: learn.n_epoch = max(learn.n_epoch, n_epoch)  # `fit_iters` ends by steps
     if state.get('done') and learn.n_epoch <= state['counters']['n_epoch']: return learn.n_epoch
     if state['at_epoch'] > learn.n_epoch: raise ValueError(
         f"`{path}` is of a fit that has done {state['at_epoch']} epochs; this one has {learn.n_epoch} in all")

@@ -23,6 +23,7 @@ def steps_of(
     when: Any,            # 0 to 1, a fraction of the fit; `'500it'` or `'2ep'`
     per_epoch: int|None,  # optimizer steps an epoch; None: unknown
     n_epoch: int,         # epochs of the fit
+    total: int|None = None,  # optimizer steps of the fit; None: `n_epoch` times `per_epoch`
 ) -> int:
     """A place in a fit as a number of optimizer steps
 
@@ -33,9 +34,11 @@ def steps_of(
     if not text and not is_share: raise ValueError(
         f"{when!r} is no place in a fit: give a fraction from 0 to 1, '500it' (optimizer steps) or '2ep' (epochs)")
     if when == 0: return 0
-    if per_epoch is None: raise ValueError("the training loader has no length, so the schedule cannot know how long an "
-                                           "epoch is: `n_steps=…`, of every fit method, says how many steps it has")
-    return round(float(text[2])*per_epoch if text else float(when)*per_epoch*n_epoch)
+    if per_epoch is None and (text or total is None): raise ValueError(
+        "the training loader has no length, so the schedule cannot know how long an epoch is: `n_steps=…`, of every "
+        "fit method, says how many steps it has")
+    total = (per_epoch or 0)*n_epoch if total is None else total
+    return round(float(text[2])*(per_epoch or 0) if text else float(when)*total)
 
 
 class Scheduler(Callback):
@@ -54,12 +57,17 @@ class Scheduler(Callback):
         "Optimizer steps that an epoch has"
         return self.n_steps or self.dls.train.n_batches
 
+    def total(self) -> int|None:  # None if it cannot be known
+        "Optimizer steps that the fit has"
+        n = self.per_epoch()
+        return self.learn.total_steps or (None if n is None else n*self.n_epoch)
+
     def _steps_done(self) -> int:  # 0 at the start of a fit, but for the steps of skipped epochs
         """Optimizer steps that this fit should have made by now
 
         Raises: ValueError if that needs the length of an epoch, and it is unknown."""
         share = self.pct_train if self.train_iter else self.epoch and self.epoch/self.n_epoch
-        return steps_of(share, self.per_epoch(), self.n_epoch)
+        return steps_of(share, self.per_epoch(), self.n_epoch, self.total())
 
     def _begin(self):  # returns the other schedulers that are at work
         others = [cb for cb in self.learn.ordered if isinstance(cb, Scheduler) and cb is not self and cb.start]
@@ -133,9 +141,10 @@ class ParamScheduler(Scheduler):
 
     def before_fit(self):
         self.step_i, self.acted_at, self.reading, self.said = -1, -1, None, False
-        self.set_to, self.scaled_by, n = {}, {}, self.per_epoch()
-        self.begins, total = steps_of(self.begin, n, self.n_epoch), math.inf if n is None else n*self.n_epoch
-        self.ends = math.inf if self.end == 1 and self.by != 'pos' else steps_of(self.end, n, self.n_epoch)
+        self.set_to, self.scaled_by, n, total = {}, {}, self.per_epoch(), self.total()
+        self.begins = steps_of(self.begin, n, self.n_epoch, total)
+        self.ends = math.inf if self.end == 1 and self.by != 'pos' else steps_of(self.end, n, self.n_epoch, total)
+        total = math.inf if total is None else total
         rounded = self.begins == self.ends < total and self.begin != self.end  # a window of less than half a step
         is_whole = self.n_epoch and not self.learn.rehearsing  # else not all of it can be reached
         if is_whole and self.begins >= min(self.ends, total) and not rounded: raise ValueError(

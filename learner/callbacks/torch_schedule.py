@@ -54,11 +54,11 @@ class TorchScheduler(Scheduler):
                 f"TorchScheduler: {self.make} returned a `{type(self.sched).__name__}`, no scheduler of torch's")
         by_step = isinstance(self.sched, absolute)
         self.steps = (self.by or ('step' if by_step else 'epoch')) == 'step'
-        n, done = (self.per_epoch(), self._steps_done()) if self.steps else (1, self.epoch)
+        total, done = (self.total(), self._steps_done()) if self.steps else (self.n_epoch, self.epoch)
         skipped = 0 if self.sched is self.make else done
         self.first = self.learn.n_step-done
-        self.planned = n*self.n_epoch if self.steps and self.plans and n and self.n_epoch else None
-        self._check((n or 0)*self.n_epoch - done + skipped)
+        self.planned = total if self.steps and self.plans and self.n_epoch else None
+        self._check((total or 0) - done + skipped)
         for cb in others: self.refuse(cb)
         with quiet():
             for _ in range(skipped): self._advance()
@@ -83,10 +83,9 @@ class TorchScheduler(Scheduler):
                 and 'mom' not in self.opt.places: raise ValueError(
             f"{f.__name__} would give this {type(self.opt.opt).__name__} a momentum, and it has none: "
             f"partial({f.__name__}, cycle_momentum=False) leaves it so")
-        n = self.per_epoch()
         by_step = self.by == 'step' or self.by is None and f in absolute
-        n_epoch = max(1, self.n_epoch)  # torch's classes plan for one step at least
-        total = n and n*n_epoch if by_step else n_epoch
+        total = self.total() if by_step else self.n_epoch
+        if total == 0: total = self.per_epoch() if by_step else 1  # torch's classes plan for one step at least
         groups, n_groups = self.opt.opt.param_groups, len(self.opt.hypers)
         wanted = dict(max_lr=[g['lr'] for g in groups], total_steps=total, T_max=total)
         if given.keys() & {'epochs', 'steps_per_epoch'}: del wanted['total_steps']
@@ -150,6 +149,9 @@ class TorchScheduler(Scheduler):
 
     def after_batch(self):  # after the Recorder, which notes the rate that the step was made with
         if self.steps and self.learn.stepped: self._advance()
+
+    def after_row(self):  # what goes by the table
+        if not self.steps and isinstance(self.sched, ReduceLROnPlateau): self._advance()
 
     def after_epoch(self):
         with quiet():  # the epoch may have been cancelled

@@ -81,6 +81,9 @@ class TrackerCallback(Callback):
         self._looked = True
         self._look()
 
+    def after_row(self): self.after_epoch()
+    def cleanup_row(self): self.cleanup_epoch()
+
     def cleanup_epoch(self):  # so that the row counts although a callback ends the fit in its `after_epoch`
         looked, self._looked = self._looked, False
         if looked: return
@@ -108,6 +111,7 @@ class TrackerCallback(Callback):
     def _n_batches(self):  # that the column's phase had in this epoch; its values are NaN if there were none
         recorder = self.recorder
         phase = next(phase for (phase, _), names in recorder.columns.items() if self.monitor in names)
+        if phase == 'valid' and 'step' in recorder.row: return 1  # by ValidateEvery
         return len(recorder.valid.marks) if phase == 'valid' else len(recorder.train.marks)-(recorder.start or 0)
 
     def _is_better(self, value):
