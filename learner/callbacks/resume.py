@@ -103,7 +103,8 @@ class Resuming(Callback):
         self.data, self.done = None, True
         if not self.paused: say(f"{self.source}: " + (
             f"the fit was over after {self.n_step} steps" if self.ended is not None else
-            f"goes on in epoch {self.epoch+1} of {self.n_epoch}, after {self.n_step} steps"))
+            f"goes on in epoch {self.epoch+1}{f' of {self.n_epoch}'*(self.n_epoch < sys.maxsize)}, after {self.n_step} "
+            "steps"))
 
 
 def _found(learn, cbs, resume):  # the file to go on from, and what is in it
