@@ -1,4 +1,7 @@
 """Solver settings in text format: those people train by, as Caffe reads them, and what cannot be read."""
+import json
+from pathlib import Path
+
 import pytest
 
 from learner.prototxt import Word, parse_prototxt
@@ -116,3 +119,12 @@ def test_the_old_name_of_the_type():
     "By word or number"
     for old, new in dict(NESTEROV='Nesterov').items() | {(5, 'Adam')}:
         assert SolverParam.from_prototxt(f'base_lr: 1 lr_policy: "fixed" solver_type: {old}').type == new
+
+rates = json.loads((Path(__file__).parent/'data'/'lr_policies.json').read_text())['examples']
+
+@pytest.mark.parametrize('case', rates, ids=lambda c: f"{c['policy']}-{c['params']}")
+def test_rates_are_caffes(case):
+    "To the precision of float32, in which Caffe has them"
+    param = SolverParam(lr_policy=case['policy'], **case['params'])
+
+    assert [param.lr_at(int(i)) for i in case['lr']] == pytest.approx([*case['lr'].values()], rel=1e-6)
