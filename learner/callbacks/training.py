@@ -190,8 +190,8 @@ class GradientClip(Callback):
     - 'adaptive': for each unit the ratio of its gradient's norm to that of its weights, max(‖W‖, eps); what is above
       `max_norm` is scaled down to it. A unit is a row of a matrix, a filter of a convolution, a vector as a whole. The
       paper takes .01 for large batches, and leaves the last layer out, which is clipped here like all others.
-    With GradientAccumulation it is the window's mean that is clipped; Caffe clips the sum, as Solver does. Nothing waits
-    for the device.
+    With GradientAccumulation the mean of a window is clipped; Caffe clips the sum, as Solver does. Nothing waits for
+    the device.
     Raises: ValueError or TypeError if a parameter means nothing.
     Source: Brock et al. 2021, "High-Performance Large-Scale Image Recognition Without Normalization", equation 3 and
     the ε given with it, arXiv 2102.06171.
