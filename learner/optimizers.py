@@ -77,16 +77,24 @@ def _decay(opt: optim.Optimizer, args, kwargs):
 
 
 @torch.no_grad()
-def _carry_velocity(opt: optim.Optimizer, args, kwargs):  # `lr*buffer` is the velocity still when the rate has changed
+def _step_by_velocity(opt: optim.Optimizer, args, kwargs):  # torch's own step then finds no gradient
     for g in opt.param_groups:
-        lr, last, ps = float(g['lr']), g['velocity_lr'], [p for p in g['params'] if p.grad is not None]
-        bufs = [(p, v) for p in ps if p in opt.state and (v := opt.state[p].get('momentum_buffer')) is not None]
-        if lr and last and lr != last:
-            torch._foreach_mul_([v for _, v in bufs], last/lr)  # pyright: ignore[reportPrivateImportUsage]
-        if lr: g['velocity_lr'] = lr
-        else:  # what is left of the velocity still moves the weights, and gradients count nothing
-            for p, v in bufs: p.sub_(v.mul_(g['momentum']), alpha=last*(g['momentum'] if g['nesterov'] else 1))
-            for p in ps: p.grad = None
+        g['grads'] = [p.grad for p in g['params']]
+        mom, lr = g['momentum'], float(g['lr'])
+        for p in g['params']:
+            if p.grad is None: continue
+            step = p.grad.add(p, alpha=g['weight_decay'])*lr
+            if mom:
+                state = opt.state[p]
+                v = state['momentum_buffer'] = state.get('momentum_buffer', torch.zeros_like(p)).mul_(mom).add_(step)
+                step = v*mom+step if g['nesterov'] else v
+            p.sub_(step)
+            p.grad = None
+
+
+def _grads_back(opt: optim.Optimizer, args, kwargs):
+    for g in opt.param_groups:
+        for p, grad in zip(g['params'], g.pop('grads')): p.grad = grad
 
 
 def _correct_eps(opt: optim.Optimizer, args, kwargs):
@@ -105,7 +113,9 @@ def attach_hooks(
     "Register the hooks that one of our optimizers needs; a pickled or deep-copied one has lost them"
     group = opt.param_groups[0]
     if 'wd' in group: opt.register_step_pre_hook(_decay)
-    if 'velocity_lr' in group: opt.register_step_pre_hook(_carry_velocity)
+    if 'lr_in_velocity' in group:
+        opt.register_step_pre_hook(_step_by_velocity)
+        opt.register_step_post_hook(_grads_back)
     if 'own_eps' in group:
         opt.register_step_pre_hook(_correct_eps)
         opt.register_step_post_hook(_own_eps)
@@ -150,7 +160,7 @@ def SGD(
 
     torch keeps a sum of gradients, which the present rate multiplies. With `lr_in_velocity` it is, as in Caffe, a sum
     of steps, `v = mom*v + lr*g`, so that after a fall of the rate the speed there was dies down by `mom` a step."""
-    own = {'velocity_lr': 0.} if lr_in_velocity else {}
+    own = {'lr_in_velocity': True} if lr_in_velocity else {}
     return _make(optim.SGD, params, lr, wd, decouple_wd, own, momentum=mom, nesterov=nesterov)
 
 
@@ -179,7 +189,8 @@ def Adam(
 ) -> optim.Optimizer:
     """torch's AdamW (Adam if not `decouple_wd`) with fastai's defaults
 
-    With `eps_hat` it is the epsilon with a hat at the end of section 2 of Kingma and Ba 2015, arXiv 1412.6980."""
+    With `eps_hat` it is the epsilon with a hat at the end of section 2 of Kingma and Ba 2015, arXiv 1412.6980, for
+    parameters that have had a gradient at each step."""
     own = {'own_eps': 0., 'n_steps': 0} if eps_hat else {}
     return _make(optim.AdamW if decouple_wd else optim.Adam, params, lr, wd, False, own, betas=(mom, sqr_mom), eps=eps)
 

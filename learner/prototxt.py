@@ -5,7 +5,7 @@ from typing import Any
 __all__ = ['parse_prototxt', 'Word']
 
 tokens = re.compile(r'''(?P<skip>\s+|\#[^\n]*)|(?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
-                        |(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?f?(?!\w))|(?P<word>-?[A-Za-z_][\w.]*)
+                        |(?P<number>-?0[xX][0-9a-fA-F]+|[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?f?(?!\w))|(?P<word>-?[A-Za-z_][\w.]*)
                         |(?P<sign>[:{}<>\[\],;])''', re.VERBOSE)
 escapes = {'n': '\n', 't': '\t', 'r': '\r'}
 closing = {'{': '}', '<': '>'}
@@ -20,7 +20,7 @@ def parse_prototxt(
     """Read a message in text format
 
     Raises: ValueError naming the line in which it is none."""
-    reader = _Reader(text)
+    reader = _Reader(text.removeprefix('\ufeff'))
     found = reader.message('')
     if reader.now: raise reader.error(f"`{reader.now[1]}` closes nothing")
     return found
@@ -78,8 +78,20 @@ class _Reader:
     def value(self, name) -> Any:
         if not self.now or self.now[0] == 'sign': raise self.error(f"`{name}` has no value")
         kind, text = self.next()
-        if kind == 'number': return float(text.rstrip('f')) if re.search('[.eEf]', text) else int(text)
+        if kind == 'number': return _number(text)
         if kind == 'word': return Word(text)
         parts = [text]
         while self.now and self.now[0] == 'text': parts.append(self.next()[1])  # they stand for one
-        return ''.join(re.sub(r'\\(.)', lambda m: escapes.get(m[1], m[1]), part[1:-1]) for part in parts)
+        return ''.join(re.sub(r'\\(x[0-9a-fA-F]{1,2}|[0-7]{1,3}|.)', _escaped, part[1:-1]) for part in parts)
+
+
+def _number(text):
+    if 'x' in text.lower(): return int(text, 16)
+    if re.fullmatch(r'[-+]?0[0-7]+', text): return int(text, 8)
+    return float(text.rstrip('f')) if re.search('[.eEf]', text) else int(text)
+
+
+def _escaped(m) -> str:
+    what = m[1]
+    if what[0] == 'x' and len(what) > 1: return chr(int(what[1:], 16))
+    return chr(int(what, 8)) if what[0] in '01234567' else escapes.get(what) or what

@@ -18,10 +18,11 @@ __all__ = ['SolverParam', 'without_effect']
 without_effect = ('net', 'net_param', 'train_net', 'train_net_param', 'test_net', 'test_net_param', 'train_state',
                   'test_state', 'snapshot_diff', 'snapshot_format', 'solver_mode', 'device_id', 'layer_wise_reduce')
 lists = {'test_iter', 'stepvalue', 'weights'}
+shares = 'momentum', 'momentum2', 'rms_decay'  # of the past
 limits = {  # the least value, and is it a whole number?
     **dict.fromkeys(('test_interval', 'display', 'max_iter', 'snapshot', 'stepvalue'), (0, True)),
     **dict.fromkeys(('average_loss', 'iter_size', 'test_iter', 'stepsize'), (1, True)),
-    **dict.fromkeys(('base_lr', 'momentum', 'weight_decay', 'delta', 'momentum2', 'rms_decay'), (0, False)),
+    **dict.fromkeys(('base_lr', 'weight_decay', 'delta', *shares), (0, False)),
     **dict.fromkeys(('gamma', 'power', 'clip_gradients'), (-largest, False)), 'random_seed': (-1, True)}
 policies: dict[str, tuple[Callable, tuple[str, ...]]] = dict(
     fixed=(policy_fixed, ()), step=(policy_step, ('gamma', 'stepsize')), exp=(policy_exp, ('gamma',)),
@@ -29,7 +30,7 @@ policies: dict[str, tuple[Callable, tuple[str, ...]]] = dict(
     poly=(policy_poly, ('power', 'max_iter')), sigmoid=(policy_sigmoid, ('gamma', 'stepsize')))
 types = 'SGD', 'Nesterov', 'AdaGrad', 'RMSProp', 'AdaDelta', 'Adam'
 old_types = {name.upper(): name for name in types} | dict(enumerate(types))  # of the field `solver_type`
-flags = {'true': True, 'false': False, 't': True, 'f': False}
+flags = {'true': True, 'false': False, 't': True, 'f': False, 'True': True, 'False': False, 1: True, 0: False}
 
 
 @dataclass
@@ -82,11 +83,23 @@ class SolverParam:
             values[k] = [*values[k]] if isinstance(values[k], (list, tuple)) else [values[k]]
         return cls(**values, ignored=ignored)
 
+    @property
+    def settings(self) -> dict[str, Any]: "What a run depends on, but for `base_lr`"; return {
+        k: getattr(self, k) for k in fixed if k != 'max_iter' or self.lr_policy == 'poly'}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if 'ignored' in vars(self) and name not in changeable: raise AttributeError(
+            f"SolverParam: `{name}` cannot be set any more; {', '.join(sorted(changeable))} can")
+        object.__setattr__(self, name, value)
+
     def __post_init__(self):
         for k, (low, is_whole) in limits.items():
             values = getattr(self, k) if k in lists else [getattr(self, k)]
             for v in values:
-                if v is not None and v == v: check_number(f'Solver: `{k}`', v, low, whole=is_whole)
+                if v is not None and v == v: check_number(f'Solver: `{k}`', v, low, 1 if k in shares else largest,
+                                                          below=k in shares, whole=is_whole)
+        if not isinstance(self.snapshot_prefix, str): raise TypeError(
+            f"Solver: `snapshot_prefix` is {self.snapshot_prefix!r}; give a text")
         for k in (f.name for f in fields(self) if isinstance(f.default, bool)):
             if not isinstance(getattr(self, k), bool): raise TypeError(
                 f"Solver: `{k}` is {getattr(self, k)!r}; give True or False")
@@ -102,6 +115,8 @@ class SolverParam:
             f"Solver: lr_policy='{self.lr_policy}' needs `{lacks[0]}`")
         if self.type in ('AdaGrad', 'RMSProp') and self.momentum: raise ValueError(
             f"Solver: {self.type} has no momentum, and `momentum` is {self.momentum}")
+        if sorted(self.stepvalue) != self.stepvalue: raise ValueError(
+            f"Solver: `stepvalue` is {self.stepvalue}; give the iterations in their order")
         if self.test_iter and not self.test_interval: raise ValueError(
             "Solver: with `test_iter` a `test_interval` above 0 is needed: after how many iterations to test")
 
@@ -132,7 +147,7 @@ class SolverParam:
 
         Raises: ValueError naming the line that cannot be read; as the class does; OSError for a file that is not
         there."""
-        if isinstance(text, Path) or '\n' not in text and ':' not in text:
+        if isinstance(text, Path) or text and '\n' not in text and (':' not in text or text.endswith('.prototxt')):
             path = Path(text)
             text = path.read_text(encoding='utf-8')
             found = parse_prototxt(text)
@@ -142,14 +157,19 @@ class SolverParam:
 
 
 known = [f.name for f in fields(SolverParam) if f.name != 'ignored']
+fixed = ('lr_policy', 'gamma', 'power', 'stepsize', 'stepvalue', 'max_iter', 'iter_size', 'momentum', 'momentum2',
+         'rms_decay', 'delta', 'weight_decay', 'regularization_type', 'clip_gradients')
+changeable = {'base_lr', 'max_iter', 'display', 'average_loss', 'snapshot', 'snapshot_prefix', 'snapshot_after_train',
+              'test_interval', 'test_initialization', 'test_compute_loss'}
 yes_no = {f.name for f in fields(SolverParam) if isinstance(f.default, bool)}
 
 
 def _plain(name, values) -> Any:
     def one(v):
-        if not isinstance(v, Word): return v
-        return flags[v] if name in yes_no and v in flags else str(v)
+        if name in yes_no and v in flags and not isinstance(v, float): return flags[v]
+        return str(v) if isinstance(v, Word) else v
     values = [one(v) for v in values]
+    if name == 'weights': return [part.strip() for v in values for part in v.split(',')]
     if name in lists or name in without_effect and len(values) > 1: return values
     if len(values) > 1: raise ValueError(f"Solver: `{name}` is given {len(values)} times, and has one value")
     return values[0]

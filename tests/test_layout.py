@@ -57,7 +57,7 @@ same_level = {
     'callbacks.summary': 'no_trace', 'callbacks.swa': 'callbacks.averaging callbacks.schedule',
     'callbacks.torch_schedule': 'callbacks.schedule',
     'export': 'callbacks.averaging', 'pickled': 'export', 'publish': 'export',
-    'solver': 'callbacks.iter_log callbacks.regularize callbacks.solving callbacks.training',
+    'solver': 'callbacks.iter_log callbacks.regularize callbacks.solving callbacks.tracker callbacks.training',
     'callbacks.training': 'callbacks.control callbacks.schedule callbacks.turns',
     'all': '__init__',
 }

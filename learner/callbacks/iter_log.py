@@ -46,6 +46,7 @@ class IterLogger(Callback):
     not_hashed = ('rows',)
     begun = ended = 0.   # when the present batch has begun, and the last one ended, on the clock of `perf_counter`
     reading: Any = None  # what the present step is made with
+    seen = 0             # `learn.n_step` after the last batch
     start: Any = None    # when the fit began in this process, and what it had done
 
     def __init__(self,
@@ -89,9 +90,13 @@ class IterLogger(Callback):
         if learn.stepped:
             self.losses.append(self.open)
             self.open, self.steps = [], self.steps+1
-        now = perf_counter()
+        self.seen, now = learn.n_step, perf_counter()
         self.compute, self.ended = self.compute+now-self.begun, now
         if self.steps and self.every.at_step(learn): self._log(now)
+
+    def after_train(self):  # what is left is stepped by now, or dropped
+        if self.open and self.learn.n_step > self.seen: self.losses.append(self.open)
+        self.open = []
 
     def save_point(self): self.ended = perf_counter()
 
@@ -152,7 +157,7 @@ class DebugInfo(LayerStats, HookCallback):
     columns = ('activation', 'weight', 'gradient')
 
     def __init__(self,
-        every: str = '100it',   # how often, in steps of the optimizer
+        every: str|Every = '100it',  # how often, in steps of the optimizer
         modules: Any = None,    # as `find_modules` takes them; None: those with parameters and without children
     ):
         LayerStats.__init__(self)

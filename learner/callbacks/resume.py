@@ -239,6 +239,7 @@ def step(self: Learner,
     n_steps: int|None = None,           # optimizer steps an epoch, for schedules; None: one a training batch
     validate: bool = False,             # also validate at the end of each epoch?
     resume: Any = None,                 # a file: the first step is the one after those it has, as `fit` takes it
+    allow: Any = (),                    # what may differ from it, as `fit` takes it
 ) -> int:                               # the steps made: fewer than `n` if the fit is over
     """Train for `n` steps and return; the next call goes on from there, as one long fit would
 
@@ -254,7 +255,8 @@ def step(self: Learner,
             stack.callback(vars(self).pop, '_do_epoch_validate')
         try:
             if resume or not self.paused:
-                self.fit(n_epoch or sys.maxsize, lr, wd, [*L(cbs), steps], n_steps=n_steps, resume=resume)
+                self.fit(n_epoch or sys.maxsize, lr, wd, [*L(cbs), steps], n_steps=n_steps, resume=resume,
+                         allow=allow)
             else: _go_on(self, self.paused, *_new(L(cbs), self.paused.cbs), steps, lr=lr, wd=wd)
         except PauseFit: pass
     return n-steps.left

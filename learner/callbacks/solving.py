@@ -1,5 +1,8 @@
 """What a Solver (solver.py) is made of: its place in the loop, tests by batches, and Caffe's clipping."""
+import signal
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain, islice, repeat
 from typing import Any
 
@@ -11,7 +14,7 @@ from ..callback import Callback
 from ..events import CancelBackwardException
 from ..measure import AvgMetric
 
-__all__ = ['ClipSum', 'Outputs', 'TestBatches', 'Loop']
+__all__ = ['ClipSum', 'Outputs', 'TestBatches', 'listening', 'Loop']
 
 
 class ClipSum(Callback):
@@ -19,11 +22,12 @@ class ClipSum(Callback):
     order = 11
     run_in = {'fit'}
     run_valid = False
-    def __init__(self, limit, n): self.limit, self.n = limit, n
+    def __init__(self, limit): self.limit = limit
 
     def before_step(self):
         grads = [p.grad for p in self.learn.opt.all_params() if p.grad is not None]
-        norm = get_total_norm(grads)*self.n
+        windows = getattr(self.learn, 'gradient_accumulation', None)
+        norm = get_total_norm(grads)*(windows.count if windows else 1)
         scale = torch.where(norm > self.limit, self.limit/norm, 1.)
         for g in grads: g.mul_(scale.to(g.device))
 
@@ -57,9 +61,31 @@ class TestBatches:
 
     def __iter__(self) -> Iterator:
         for b in islice(chain.from_iterable(repeat(self.dl)), self.n):
-            if self.solver.stops_test(): return
+            if self._is_stopped(): return
             self.done = self.solver.test_batches = self.done+1
             yield b
+
+    def _is_stopped(self):  # after all that is asked for has been done
+        solver = self.solver
+        while actions := solver.requested():
+            if 'stop' in actions: solver.stopped = True
+            if 'snapshot' in actions and solver.saved_at != solver.iter: solver.snapshot()
+            else: break  # what is asked for again and again is done once
+        return solver.stopped
+
+
+@contextmanager
+def listening(
+    learn: Any,  # the Learner: a SIGHUP asks it for 'hangup'
+):
+    "Hear SIGHUP within the block, in the main thread and where there is such a signal; Ctrl-C is a fit's own"
+    n = getattr(signal, 'SIGHUP', None)
+    if n is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    old = signal.signal(n, lambda *_: learn._stop.ask('hangup'))
+    try: yield
+    finally: signal.signal(n, old)
 
 
 class Loop(Callback):
@@ -78,7 +104,8 @@ class Loop(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         "Iterations, the solver's type and the losses that the next line is the mean of"
-        return dict(iter=self.count, type=self.type, losses=[float(v) for v in self.losses])
+        return dict(iter=self.count, type=self.type, losses=[float(v) for v in self.losses],
+                    settings=self.solver.param.settings)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # what `state_dict` gave
         "Go on from there"
@@ -121,8 +148,7 @@ class Loop(Callback):
 
     def after_batch(self):
         if not self.is_on or not self.learn.stepped: return
-        self.count += 1
-        self.solver.action = self.solver.action or self.solver.requested()
+        self.solver.actions |= self.solver.requested()
         self.learn._stop.ask('between')
 
     def save_point(self):

@@ -77,6 +77,20 @@ class TrackerCallback(Callback):
             "comp='min', or set `greater_is_better` of the metric (of its function)")
         return better[0]
 
+    @property
+    def number(self) -> int:
+        "Of the row: its step, if ValidateEvery has made it, else its epoch, counted from 0"
+        return self._steps().get('step', self.epoch)
+
+    @property
+    def place(self) -> str:
+        "Where the row is, for messages"
+        return f'step {self.number}' if self._steps() else f'epoch {self.epoch+1} of {self.n_epoch}'
+
+    def _steps(self):  # of the row, if ValidateEvery has made it
+        row = getattr(getattr(self.learn, 'recorder', None), 'row', {})
+        return {k: row[k] for k in ('step',) if k in row}
+
     def after_epoch(self):
         self._looked = True
         self._look()
@@ -136,10 +150,10 @@ class SaveModelCallback(TrackerCallback):
     Raises: ValueError if a parameter means nothing, or another such callback writes the same file.
     Order: after plain trackers, before what stops the fit."""
     order = TrackerCallback.order + 1
-    state = (*TrackerCallback.state, 'has_saved', 'last_saved_path', 'kept', 'best_epoch')
+    state = (*TrackerCallback.state, 'has_saved', 'last_saved_path', 'kept', 'best_at')
     not_hashed = ('last_saved_path',)  # the folder may be another
     has_saved = False                  # is the best model in the file?
-    best_epoch: int|None = None        # after which it was saved, counted from 0; None until there is one
+    best_at: Any = None                # `place` of the row with which it was saved; None until there is one
     begun = False                      # has this fit reached it? One that was cancelled before has saved nothing
     last_saved_path: Path|None = None  # what was written last
 
@@ -175,16 +189,16 @@ class SaveModelCallback(TrackerCallback):
     def _value(self): return None if self.every_epoch or self.at_end else super()._value()
 
     def looked(self, value):
-        if self.every_epoch and self.epoch % self.every_epoch == 0: self._save(f'{self.fname}_{self.epoch}')
+        if self.every_epoch and self.epoch % self.every_epoch == 0: self._save(f'{self.fname}_{self.number}')
         if self.n_best: self.new_best = self._rank(value) and self.new_best
         elif self.new_best: self.new_best = self._save(self.fname)
         self.has_saved = self.has_saved or self.new_best
-        if self.new_best: self.best_epoch = self.epoch
+        if self.new_best: self.best_at = self.place
 
     def _rank(self, value):  # is it saved, as one of the best?
         if value is None or not math.isfinite(value): return False
         place = sum(v >= value if self._max else v <= value for v, _ in self.kept)
-        names, taken = [f'{self.fname}_{self.epoch}'], [name for _, name in self.kept]
+        names, taken = [f'{self.fname}_{self.number}'], [name for _, name in self.kept]
         names += [f'{names[0]}_{i}' for i in range(2, len(taken)+2)]  # those of an earlier fit may be kept too
         if place == self.n_best or not self._save(name := next(n for n in names if n not in taken)): return False
         kept = [*self.kept[:place], [value, name], *self.kept[place:]]
@@ -219,9 +233,8 @@ class SaveModelCallback(TrackerCallback):
         except OSError as e: warn(f"{self}: the best model cannot be loaded, so the weights are those of the last "
                                   f"epoch: {type(e).__name__}: {e}")
         else:
-            if self.best_epoch != self.epoch: say(
-                f"The weights are those after epoch {(self.best_epoch or 0)+1} of {self.n_epoch}, the best: "
-                f"`{self.monitor}` was {self.best:g}")
+            if self.best_at and self.best_at != self.place: say(
+                f"The weights are those after {self.best_at}, the best: `{self.monitor}` was {self.best:g}")
 
 
 class EarlyStoppingCallback(TrackerCallback):
@@ -235,6 +248,7 @@ class EarlyStoppingCallback(TrackerCallback):
     wait = 0                        # epochs since the last new best
     stopped_epoch: int|None = None  # None if the last fit was not stopped by this callback
     reason = ''                     # '' if it was not
+    stopped_at = ''                 # `place` of the row that did it
     _told = ''                      # what the last value says for itself
 
     def __init__(self,
@@ -275,13 +289,15 @@ class EarlyStoppingCallback(TrackerCallback):
         best = '' if self.best is None else f', the best is {self.best:g}'
         stop = self.learn.agree(bool(self._told) or self.wait >= self.patience)
         self.stopped_epoch = self.epoch if stop else None
+        unit = 'row' if self._steps() else 'epoch'
+        self.stopped_at = self.place
         self.reason = '' if not stop else self._told or (
-            f"`{self.monitor}` gave no new best for {self.wait} epoch{'s'*(self.wait > 1)}{best}")
+            f"`{self.monitor}` gave no new best for {self.wait} {unit}{'s'*(self.wait > 1)}{best}")
         if stop: raise CancelFitException
 
     def after_fit(self):  # under the last row, which is shown when its epoch is over
         if self.stopped_epoch is not None: say(
-            f"Stopped after epoch {self.stopped_epoch+1} of {self.n_epoch}: {self.reason}")
+            f"Stopped after {self.stopped_at}: {self.reason}")
 
 
 class TerminateOnNaNCallback(Callback):

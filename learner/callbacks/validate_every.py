@@ -98,7 +98,7 @@ class ValidateEvery(WithoutValidation):
             f"ValidateEvery: `dls` is a `{type(dls).__name__}`; give loaders by name: {{'test': dl}}")
         self.sets, self.n_batches = {}, {}
         for name, o in (dls or {}).items():
-            dl, n = o if isinstance(o, tuple) and len(o) == 2 and isinstance(o[1], int) else (o, None)
+            dl, n = o if isinstance(o, (tuple, list)) and len(o) == 2 and isinstance(o[1], int) else (o, None)
             self.sets[name] = dl = dl if isinstance(dl, Loader) else Loader(dl)
             if isinstance(dl.dl, Iterator): raise ValueError(
                 f"ValidateEvery: `{name}` is a `{type(dl.dl).__name__}` that can be iterated once only: give a "
@@ -203,6 +203,9 @@ def _intervals(every, schedule, last):  # an Every for each
     if isinstance(every, Every): raise TypeError(
         f"ValidateEvery: with `schedule` `every` is a text, such as {whole.text!r}, and no Every")
     scale, is_time = whole.n/float(number), whole.unit == 's'
+    if not isinstance(schedule, (list, tuple)) or not all(isinstance(o, (list, tuple)) and len(o) == 2 and all(
+            isinstance(v, (int, float)) for v in o) for o in schedule): raise TypeError(
+        f"ValidateEvery: schedule={schedule!r}; give pairs of numbers in the unit of `every`: from where, how often")
     starts = [begin for begin, _ in schedule]
     if any(b <= a for a, b in pairwise([0, *starts])): raise ValueError(
         f"ValidateEvery: schedule={schedule!r} must begin after 0, and each of its intervals after the one before")
