@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from learner import Callback, CancelFitException, EarlyStoppingCallback, Learner, ValidateEvery
+from learner import (Callback, CancelFitException, EarlyStoppingCallback, GradientAccumulation, IterLogger, Learner,
+                     ValidateEvery)
 from learner.optim import SGD
 from learner.solver import Solver
 from tests.helpers import synth_learner
@@ -208,3 +209,55 @@ def test_rows_by_steps_have_names_by_steps(tmp_path):
 
     assert [name for _, name in learn.save_model.kept] == ['model_4', 'model_6']
     assert learn.save_model.best_at == 'step 4' and isinstance(learn, Learner) and weights
+
+
+# ---- what an epoch's end leaves
+
+class Unsized:
+    "Batches whose number nobody knows"
+    def __init__(self, dl): self.dl = dl
+    def __iter__(self): return iter(self.dl)
+
+def test_updates_of_what_is_left_count(tmp_path):
+    "In sets of unknown length too"
+    solver = digits_solver(tmp_path, test_interval=0, test_iter=[], iter_size=3)
+    solver.learn.dls.train.dl = Unsized([*solver.learn.dls.train.dl])  # five batches: updates of three and of two
+
+    for _ in range(2): solver.step(4)
+
+    assert solver.iter == solver.learn.n_step == 8
+
+def test_rows_after_what_is_left(tmp_path):
+    "Of ValidateEvery"
+    x = torch.randn(10, 8, 1)
+    learn = synth_learner([GradientAccumulation(3, 'batches')], dls=(Unsized([*zip(x, x)]), [(x[0], x[0])]))
+
+    learn.fit_iters(12, cbs=ValidateEvery('4it'))
+
+    assert [int(row['step']) for row in learn.recorder.values] == [0, 4, 8, 12]
+
+def test_the_sum_of_what_is_left_is_clipped(tmp_path):
+    "By as many batches as there are"
+    class Line(nn.Module):
+        def __init__(self): super().__init__(); self.w = nn.Parameter(torch.zeros(()))
+        def forward(self, x): return self.w*x
+    dls = [(torch.full((2,), 4.), torch.zeros(2))]*5, None
+    learn = Learner(dls, Line(), lambda pred, y: pred.mean(), path=tmp_path, default_cbs=dict(progress=None))
+    solver = Solver(learn, base_lr=1., lr_policy='fixed', iter_size=4, clip_gradients=2.)
+
+    solver.step(2)
+
+    assert learn.model.w.item() == pytest.approx(-2/4-2)  # 16 clipped to 2, a mean over four; 4 clipped to 2
+
+def test_the_window_of_iter_logger_ends_with_the_epoch(tmp_path):
+    "What is dropped is no part of the next step"
+    x = torch.arange(1., 6)[:, None, None]
+    class Echo(nn.Module):
+        def __init__(self): super().__init__(); self.w = nn.Parameter(torch.zeros(()))
+        def forward(self, x): return x+0*self.w
+    learn = synth_learner(GradientAccumulation(3, 'batches', drop_last=True), model=Echo(),
+                          dls=([*zip(x, x)], None), loss_func=lambda p, y: p.mean())
+
+    learn.fit_iters(2, cbs=IterLogger(1, 1))
+
+    assert learn.recorder.iters_table.loss.tolist() == [2., 2.]

@@ -128,3 +128,27 @@ def test_rates_are_caffes(case):
     param = SolverParam(lr_policy=case['policy'], **case['params'])
 
     assert [param.lr_at(int(i)) for i in case['lr']] == pytest.approx([*case['lr'].values()], rel=1e-6)
+
+@pytest.mark.parametrize('text, found', [
+    ('a: 0x1F b: 010 c: -7', dict(a=[31], b=[8], c=[-7])), ('\ufeffa: 1', dict(a=[1])),
+    (r'a: "\x41\101\\"', dict(a=['AA\\']))])
+def test_odd_numbers_and_texts(text, found):
+    "Hexadecimal and octal ones, a mark at the beginning, escapes"
+    assert parse_prototxt(text) == found
+
+@pytest.mark.parametrize('word, value', [('1', True), ('True', True), ('t', True), ('0', False), ('false', False)])
+def test_yes_and_no(word, value):
+    "In all forms that are allowed"
+    assert SolverParam.from_prototxt(f'base_lr: 1 lr_policy: "fixed" debug_info: {word}').debug_info is value
+
+def test_several_files_of_weights():
+    "In one text, by commas"
+    param = SolverParam.from_prototxt('base_lr: 1 lr_policy: "fixed" weights: "a.pth, b.pth" weights: "c.pth"')
+    assert param.weights == ['a.pth', 'b.pth', 'c.pth']
+
+@pytest.mark.parametrize('fields', [dict(momentum=1.5), dict(rms_decay=1), dict(momentum2=1.), dict(snapshot_prefix=5),
+                                    dict(lr_policy='multistep', gamma=.1, stepvalue=[30, 10])])
+def test_values_out_of_range(fields):
+    "Are refused by name"
+    with pytest.raises((ValueError, TypeError), match=f'Solver: `{[*fields][-1]}` is'):
+        SolverParam.of({**dict(base_lr=.1, lr_policy='fixed'), **fields})

@@ -204,15 +204,25 @@ class Steps(Callback):
     run_in = {'fit'}
     run_valid = False
     at_border = False  # was it the last batch of an epoch? Then after its validation
+    seen: int|None = None  # `learn.n_step` when steps were counted last
 
     def __init__(self,
         n: int,  # steps
     ): self.left = n
 
+    def before_batch(self):
+        if self.seen is None: self.seen = self.learn.n_step
+
+    def _is_last(self):
+        made, self.seen = self.learn.n_step-self.seen, self.learn.n_step
+        self.left -= made
+        return made and self.left <= 0
+
+    def after_train(self):  # gradients that were left over may have been stepped
+        if self.seen is not None and self._is_last(): self.at_border = True
+
     def after_batch(self):
-        if not self.learn.stepped: return
-        self.left -= 1
-        if self.left: return
+        if not self._is_last(): return
         self.at_border = self.iter+1 == self.n_iter
         if self.at_border: return
         self.dl.hold()

@@ -136,6 +136,8 @@ class ValidateEvery(WithoutValidation):
     def after_batch(self):
         if sum(e.at_step(self.learn) for e in self.everys): self._ask()  # each is asked, since times begin anew
 
+    def after_train(self): self.after_batch()  # gradients that were left over may have been stepped
+
     def save_point(self):
         learn, recorder = self.learn, self.recorder
         if learn.trained and sum(e.at_epoch(learn) for e in self.everys): self.due = True
