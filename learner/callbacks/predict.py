@@ -33,7 +33,7 @@ def predict(self: Learner,
     What has as many dimensions as the inputs of training batches is taken for a batch; numbers become of their type.
     Of a batch the first result is a list.
     Raises: TypeError for what holds no numbers; ValueError for an item of other dimensions; what the model raises."""
-    xb, is_batch = _inputs(item, _example(self), batch)
+    with one_at_a_time: xb, is_batch = _inputs(item, _example(self), batch)  # of which one draws random numbers
     with one_at_a_time, replacing(self, n_inp=None if isinstance(xb, Mapping) else len(xb)):
         found = self.get_preds(dl=[xb], with_input=with_input, with_decoded=True)
     vocab = getattr(self.dls, 'vocab', None)
