@@ -1,12 +1,13 @@
 """Protocol buffers' text format, in which Caffe's solver settings are written, read into plain values."""
 import re
+from functools import cache
 from typing import Any
 
 __all__ = ['parse_prototxt', 'Word']
 
-tokens = re.compile(r'''(?P<skip>\s+|\#[^\n]*)|(?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
+tokens = r'''(?P<skip>\s+|\#[^\n]*)|(?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
                         |(?P<number>-?0[xX][0-9a-fA-F]+|[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?f?(?!\w))|(?P<word>-?[A-Za-z_][\w.]*)
-                        |(?P<sign>[:{}<>\[\],;])''', re.VERBOSE)
+                        |(?P<sign>[:{}<>\[\],;])'''
 escapes = {'n': '\n', 't': '\t', 'r': '\r'}
 closing = {'{': '}', '<': '>'}
 
@@ -26,6 +27,10 @@ def parse_prototxt(
     return found
 
 
+@cache
+def _compiled(): return re.compile(tokens, re.VERBOSE)  # not at import, which it would slow
+
+
 class _Reader:
     "The tokens of a text, one after the other"
     def __init__(self, text):
@@ -42,7 +47,7 @@ class _Reader:
             if self.at == len(self.text):
                 self.now = None
                 return was
-            found = tokens.match(self.text, self.at)
+            found = _compiled().match(self.text, self.at)
             if not found: raise self.error(f"{self.text[self.at:self.at+20].splitlines()[0]!r} cannot be read")
             self.at = found.end()
             if found.lastgroup != 'skip':
