@@ -116,8 +116,8 @@ class TrainEvalCallback(Callback):
         if any(moved) and self.opt: self.opt.state_to_device()
 
     def before_train(self):
-        self.learn.pct_train = self.epoch/self.n_epoch
-        whole = not self.model.training
+        self.learn.pct_train, whole = self.epoch/self.n_epoch, not self.model.training
+        self.dls.train.set_epoch(self.passes+self.epoch)
         kept = [name for m in self.modules for name in train_mode(m)]
         if (kept or whole) and not self.said: warn(
             "the model was in eval mode as a whole, and all of it is trained" if whole else "in eval mode, and left so "

@@ -33,7 +33,7 @@ scopes = dict(fit=CancelFitException, epoch=CancelEpochException, train=CancelTr
 
 events_of = {s: tuple(f'{when}_{s}' for when in ('before', 'after_cancel', 'after', 'cleanup')) for s in scopes}
 event_names = ('after_create', *(e for events in events_of.values() for e in events),
-               'after_pred', 'after_loss', 'save_point', 'before_save', 'after_load')
+               'after_pred', 'after_loss', 'save_point', 'before_save', 'before_load', 'after_load')
 event = SimpleNamespace(**{e: e for e in event_names})  # `event.after_loss == 'after_loss'`; declared events join it
 inner_events = frozenset([*events_of['batch'], *events_of['backward'], *events_of['step'], 'after_pred', 'after_loss'])
 

@@ -59,6 +59,7 @@ class Host(LoopState):
     "The part of a Learner that keeps callbacks and runs them"
     cbs: Any = L()                           # callbacks in the order of adding
     run_kind: str = ''                       # 'fit', 'validate', 'predict' or 'lr_find' while one runs
+    passes: int = 0                          # over the training data before this fit, to which `set_epoch` adds
     total_steps: int|None = None             # steps by which the fit ends, as `fit_iters` does; None: by epochs
     rehearsing: bool = False                 # a fit of which nothing will be left, on a few batches of each epoch?
     asked: dict[str, str] = {}               # at a `save_point`: what is asked for ('save', 'stop' …), and by whom

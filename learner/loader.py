@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset,
 from .keep import is_generator
 from .plan import Plan
 from .tensors import exact_device, pinned, to_cuda, to_device
-from .utils import rng_state, set_rng_state
+from .utils import rng_state, set_rng_state, warn
 from .workers import end_workers, fetch_items, watch_workers, worker_pool
 
 __all__ = ['Loader', 'untouched']
@@ -69,6 +69,7 @@ class Loader:
     _end: Any                                # ends them
     _last: Any                               # ends the workers of the newest iteration, if they are its own
     _base: tuple[int, int] | None            # base seed of the persistent workers, epochs they have run
+    _told: bool                              # has it been said that `set_epoch` does not reach them?
 
     def __init__(self,
         dl: Any,                                         # a torch DataLoader, or any iterable of batches
@@ -79,7 +80,7 @@ class Loader:
                             "`DataLoaders.from_dsets`), give arrays and tensors to `DataLoaders.from_tensors`")
         self.dl, self.device, self.record, self.position = dl, device, None, 0
         self._start = self._held = self._live = self._pool = self._end = self._last = self._base = None
-        self._moved, self.on_failure = False, None
+        self._moved, self._told, self.on_failure = False, False, None
 
     def __getattr__(self, name):
         if name.startswith('__') or name == 'dl': raise AttributeError(name)  # asked for while copying or unpickling
@@ -153,6 +154,19 @@ class Loader:
     def hold(self) -> None:
         "Keep the present iteration with its workers, for a `start_at` that goes on with it"
         self._held = self._live and self._live()
+
+    def set_epoch(self,
+        n: int,  # number of the pass over the data, from 0
+    ) -> None:
+        "Tell it to whatever has a `set_epoch`: the user's loader, its samplers, its dataset"
+        dl, batches = self.dl, getattr(self.dl, 'batch_sampler', None)
+        data = getattr(dl, 'dataset', None)
+        parts: Any = dl, getattr(dl, 'sampler', None), batches, getattr(batches, 'sampler', None), data
+        for o in {id(o): o for o in parts if hasattr(o, 'set_epoch')}.values(): o.set_epoch(n)
+        if not hasattr(data, 'set_epoch') or not getattr(dl, 'persistent_workers', False) or self._told: return
+        self._told = True
+        warn(f"`{type(data).__name__}.set_epoch` does not reach the copies that persistent workers have: make the "
+             "loader with `persistent_workers=False`")
 
     def place(self,
         mid: bool,         # within the epoch, between two batches? Else before the next one

@@ -8,6 +8,9 @@ from learner.events import event_names
 from learner.learner import Learner
 
 
+file_events = 'before_save', 'before_load', 'after_load'  # those that get the state
+
+
 class RegModel(nn.Module):
     "y = a*x + b"
     def __init__(self):
@@ -54,7 +57,7 @@ class Tracer(Callback):
     def __init__(self, cleanup=True):
         self.seen = []
         super().__init__(**{e: Note(self.seen, e) for e in event_names
-                            if e not in ('save_point', 'before_save', 'after_load')
+                            if e not in ('save_point', *file_events)
                             and (cleanup or not e.startswith('cleanup'))})
 
 

@@ -8,8 +8,8 @@ from tests.helpers import synth_learner
 
 
 def test_every_scope_has_four_events():
-    "Each scope gives before_, after_cancel_, after_ and cleanup_; six events belong to none"
-    assert len(event_names) == 4*len(scopes) + 6
+    "Each scope gives before_, after_cancel_, after_ and cleanup_; seven events belong to none"
+    assert len(event_names) == 4*len(scopes) + 7
     assert {f'{w}_{s}' for s in scopes for w in ('before', 'after_cancel', 'after', 'cleanup')} < set(event_names)
 
 

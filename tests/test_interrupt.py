@@ -17,10 +17,10 @@ from learner.callbacks.progress import ProgressCallback
 from learner.display import Live
 from learner.events import event_names, scopes
 from learner.interrupt import StopFlag, deferred_interrupt, free_frames
-from tests.helpers import Tracer, raises, synth_learner, weights
+from tests.helpers import Tracer, file_events, raises, synth_learner, weights
 from tests.resume_helpers import noisy_learner, record
 
-in_fit = [e for e in event_names if e not in ('after_create', 'before_save', 'after_load') and 'cancel' not in e]
+in_fit = [e for e in event_names if e not in ('after_create', *file_events) and 'cancel' not in e]
 
 
 class Watch(Callback):

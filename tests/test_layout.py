@@ -15,7 +15,8 @@ package = root/'learner'
 # A file imports from the levels below its own; what several files need lies below all of them.
 levels = [
     '''archive events every exported files gradients hooks hypers interrupt keep layers loss_value models modes
-       optimizers order outputs plain plan prototxt schedules splitters tensors transfer utils weights workers''',
+       optimizers order outputs plain plan prototxt scalars schedules splitters tensors transfer utils weights
+       workers''',
     '''callback calls checks data display findings frame host loader losses measure metrics optim pictures
        plot sizes skmetrics solver_param state''',
     'learner',

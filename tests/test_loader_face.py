@@ -5,11 +5,11 @@ import sys
 
 import pytest
 import torch
-from torch.utils.data import (DataLoader, TensorDataset,
-                              WeightedRandomSampler)
+from torch.utils.data import DataLoader, SequentialSampler, TensorDataset, WeightedRandomSampler
 
 from learner.loader import Loader, untouched
 from learner.utils import rng_state, set_seed
+from tests.helpers import synth_learner
 from tests.loader_helpers import (Lazy, Noisy, Plain, Stream, equal, gen, loaders, n, noisy, table, two_parts, x, y)
 
 
@@ -175,3 +175,30 @@ def test_batches_go_to_the_device():
     assert next(iter(Loader([(x, y)], 'meta')))[0].device.type == 'meta'
     batch = x, y
     assert next(iter(Loader([batch], 'cpu'))) is batch
+
+
+class Told:
+    "Notes the epochs that it is told of"
+    def __init__(self): self.seen = []
+    def set_epoch(self, n): self.seen.append(n)
+
+class ToldData(Told, TensorDataset):
+    def __init__(self, *tensors):
+        Told.__init__(self)
+        TensorDataset.__init__(self, *tensors)
+
+class ToldSampler(Told, SequentialSampler):
+    def __init__(self, data):
+        Told.__init__(self)
+        SequentialSampler.__init__(self, data)
+
+
+def test_epochs_are_told():
+    "A fit tells samplers and dataset the number of the epoch, as a distributed sampler needs it"
+    data = ToldData(torch.randn(8, 1), torch.randn(8, 1))
+    sampler = ToldSampler(data)
+    learn = synth_learner(dls=(DataLoader(data, 4, sampler=sampler), None))
+
+    learn.fit(3)
+
+    assert data.seen == sampler.seen == [0, 1, 2]

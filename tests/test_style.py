@@ -38,7 +38,7 @@ def test_1_events_derive_from_the_table():
     "A scope is one entry; its events follow"
     names = ('after_create', *(f'{when}_{s}' for s in events.scopes for when in ('before', 'after_cancel', 'after',
                                                                                  'cleanup')),
-             'after_pred', 'after_loss', 'save_point', 'before_save', 'after_load')
+             'after_pred', 'after_loss', 'save_point', 'before_save', 'before_load', 'after_load')
 
     assert names == event_names
 

@@ -9,7 +9,7 @@ from fastcore.foundation import L
 from ..callback import Callback
 from ..events import CancelFitException, CancelTrainException
 from ..learner import Learner
-from ..utils import check_number, warn
+from ..utils import check_number
 from .resume import Resuming
 from .saved_state import refuse
 from .schedule import Scheduler
@@ -40,7 +40,6 @@ class Iterations(WithoutValidation):
     place: Any = None  # where the fit before has left the loader
     idle = 0           # epochs in a row without a step
     seen = 0           # value of `learn.n_step` at the last look
-    told = False       # has a warning been given?
     over = False       # has the fit come to its end, by itself or by a cancel?
 
     def __init__(self,
@@ -57,6 +56,7 @@ class Iterations(WithoutValidation):
         learn.total_steps, self.first, self.seen, self.idle = self.n, learn.n_step, learn.n_step, 0
         self.begun, self.over, self.left, self.place, self.data_epoch = False, False, None, None, 0
         if learn._left: self._go_on_from(*learn._left)
+        learn.passes = self.data_epoch
         self._refuse_others()
         if learn.epoch < learn.n_epoch: learn.n_epoch = max(learn.n_epoch, self._n_epoch())  # else all is over
 
@@ -94,18 +94,6 @@ class Iterations(WithoutValidation):
             if dl._held is not None: dl.start_at(place['record'], place['position'])
             else: dl.go_to(place)
         self.begun, self.learn.pct_train = True, min(1., self.done/self.n)
-        self._set_epoch()
-
-    def _set_epoch(self):
-        dl = self.dls.train.dl
-        data, batches = getattr(dl, 'dataset', None), getattr(dl, 'batch_sampler', None)
-        parts: Any = dl, getattr(dl, 'sampler', None), batches, getattr(batches, 'sampler', None), data
-        for o in {id(o): o for o in parts if hasattr(o, 'set_epoch')}.values():
-            o.set_epoch(self.data_epoch+self.epoch)
-        if hasattr(data, 'set_epoch') and getattr(dl, 'persistent_workers', False) and not self.told:
-            self.told = True
-            warn(f"fit_iters: `{type(data).__name__}.set_epoch` does not reach the copies that persistent workers have"
-                 ": make the loader with `persistent_workers=False`")
 
     def after_batch(self): self.learn.pct_train = min(1., self.done/self.n)
     def after_train(self): self._plan()
@@ -126,7 +114,8 @@ class Iterations(WithoutValidation):
     def after_fit(self): self.over = not self.learn.paused
 
     def cleanup_fit(self):  # not earlier: one that was over has its state put back in `after_fit`
-        learn, self.learn.total_steps, self.place = self.learn, None, None
+        learn, self.place = self.learn, None
+        learn.total_steps, learn.passes = None, 0
         if not self.over: return
         last = min(learn.epoch, learn.n_epoch-1)
         learn._left = self.data_epoch+last+(not self.left), self.left
@@ -137,7 +126,8 @@ class Iterations(WithoutValidation):
         super().load_state_dict(state)
         self.n = n
         if self.learn is None or self.learn.run_kind != 'fit': return
-        self._set_epoch()
+        self.learn.passes = self.data_epoch
+        self.dls.train.set_epoch(self.data_epoch+self.epoch)
         if self.left: self.dls.train.record, self.dls.train.position = self.left['record'], self.left['position']
 
 

@@ -109,11 +109,14 @@ def load(self: Learner,
     """Load weights into the model as it is, on its device and in its types, and with them the optimizer's state
 
     Names in the file may have parts of wrappers (`module.`, `_orig_mod.`) that the model has not. Of weights that are
-    left out the optimizer gets no state. Files of fastai can be read if they were saved with `with_opt=False`.
+    left out the optimizer gets no state. Files of fastai can be read if they were saved with `with_opt=False`, those
+    with a `state_dict` beside other things if these are plain values. `before_load(state)` comes first, and may change
+    what was read; `after_load(state)` last.
     Raises: ValueError naming what is missing, not in the model or of another shape, or why the optimizer's state does
     not fit, before anything is changed; DamagedFile if the file is not as it was written; FileNotFoundError."""
     path = model_path(self, file, '.pth', there=True)
     state = _read(path)
+    self('before_load', state)
     weights, report = _fitting(self, state, strict, drop, rename or {}, path)
     opt = _opt_state(self, state, weights, with_opt, path)
     if report: warn(f"`{path}` is loaded in part:{report}")
@@ -129,7 +132,9 @@ def load(self: Learner,
 
 def _read(path):
     found = _read_tensors(path) if path.suffix == '.safetensors' else load_file(path, needs_trailer=False)
-    state = found if isinstance(found, dict) and isinstance(found.get('model'), dict) else dict(model=found)
+    parts: dict = found if isinstance(found, dict) else {}
+    if isinstance(parts.get('model'), dict): state = parts
+    else: state = dict(model=parts['state_dict'] if isinstance(parts.get('state_dict'), dict) else found)
     weights = state['model']
     if not isinstance(weights, dict) or not all(isinstance(k, str) for k in weights): raise ValueError(
         f"{path} holds no weights by their names, but {describe(weights)}")

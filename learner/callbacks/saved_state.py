@@ -37,7 +37,8 @@ def put_back(
     state: dict[str, Any],    # of `learner_state`
     allow: Any = (),          # what may differ: 'model' and 'optimizer' matter here
 ) -> None:
-    "Put a whole state back, then fire `after_load`"
+    "Fire `before_load`, which may change `state`, put it back as a whole, then fire `after_load`"
+    learn('before_load', state)
     restore_weights(learn, state, frozenset(L(allow)))
     restore_snapshot(learn, state)
     learn('after_load', state)

@@ -148,11 +148,21 @@ def test_no_weights(content, tmp_path):
 
 def test_dict_of_something_else(tmp_path):
     "So is a dict in which no name is one of the model's"
-    torch.save(dict(state_dict={'a': torch.ones(1)}, epoch=3), tmp_path/'m.pth')
+    torch.save(dict(weights={'a': torch.ones(1)}, epoch=3), tmp_path/'m.pth')
 
     with pytest.warns(UserWarning, match='unverified'), pytest.raises(ValueError, match=(
-            r'nothing in `.*m.pth` fits this(.|\n)*not in the model: `state_dict` dict\(a=float32\[1\]\), `epoch`')):
+            r'nothing in `.*m.pth` fits this(.|\n)*not in the model: `weights` dict\(a=float32\[1\]\), `epoch`')):
         synth_learner(path=tmp_path).load(tmp_path/'m.pth', strict=False)
+
+
+def test_state_dict_beside_others(tmp_path):
+    "Weights are found under `state_dict`, as others save them"
+    learn = synth_learner(path=tmp_path)
+    torch.save(dict(state_dict={'module.a': torch.ones(1), 'module.b': torch.zeros(1)}, meta={}), tmp_path/'m.pth')
+
+    with pytest.warns(UserWarning, match='unverified'): learn.load(tmp_path/'m.pth')
+
+    assert [p.item() for p in learn.model.parameters()] == [1, 0]
 
 
 @pytest.mark.parametrize('with_opt', [True, False])
@@ -278,3 +288,14 @@ def test_events(tmp_path):
     learn.load('m').load('alone')
 
     assert [equal(o, {k: v/2 for k, v in state(learn).items()}) for o in found] == [True, True]
+
+
+def test_before_load(tmp_path):
+    "before_load can change what was read before it gets into the model"
+    def double(cb, state): state['model'] = {k: v*2 for k, v in state['model'].items()}
+    learn = noisy_learner(tmp_path)
+    learn.save('m')
+
+    other = noisy_learner(tmp_path, cbs=Callback(before_load=double)).load('m')
+
+    assert equal(state(other), {k: v*2 for k, v in state(learn).items()})

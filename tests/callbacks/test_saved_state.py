@@ -198,6 +198,21 @@ def test_events(tmp_path):
     assert found == ['kept']
 
 
+def test_before_load(tmp_path):
+    "before_load comes first, with the state that is about to be put back, and can change it"
+    seen = []
+    def change(cb, state):
+        seen.append(cb.learn.n_step)
+        state['counters']['n_step'] = 7
+    learn = noisy_learner(tmp_path)
+    learn.fit(1)
+    learn.save_state('all')
+
+    other = noisy_learner(tmp_path, cbs=Callback(before_load=change)).load_state('all')
+
+    assert seen == [0] and other.n_step == 7
+
+
 def test_a_state_of_all_plain_kinds(tmp_path):
     "Whatever plain kinds a callback has, it gets the same back"
     values = dict(a=np.arange(3), b={1, 2}, c=(1, 'x'), d=Path('p'), e=Counter(a=2), f=1+2j, g=torch.ones(2).half())

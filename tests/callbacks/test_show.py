@@ -22,7 +22,7 @@ def test_outline_has_every_event_of_a_fit():
 
     names = [name for _, name in outline()]
 
-    assert set(names) == set(event_names) - {'after_create', 'before_save', 'after_load'}
+    assert set(names) == set(event_names) - {'after_create', 'before_save', 'before_load', 'after_load'}
     fired = [e for e in tracer.seen if e != 'after_create' and not e.startswith('cleanup')]
     assert [n for n in names if 'cancel' not in n and not n.startswith(('cleanup', 'save'))] == fired
 

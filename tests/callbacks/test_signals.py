@@ -13,7 +13,7 @@ from learner.callback import Callback
 from learner.callbacks.checkpoint import Checkpoint
 from learner.callbacks.signals import SignalCallback
 from learner.events import event_names
-from tests.helpers import raises
+from tests.helpers import file_events, raises
 from tests.resume_helpers import noisy_learner, noisy_loaders, record, uninterrupted
 from tests.signal_helpers import Begun, SendAt, fit, saved_steps, send
 
@@ -56,7 +56,7 @@ def test_r10_a_stop_saves_and_resumes(tmp_path, at):
 
 
 @pytest.mark.parametrize('at', [e for e in event_names if e.partition('_')[0] in ('before', 'after', 'cleanup') and
-                                'cancel' not in e and e not in ('after_create', 'before_save', 'after_load')])
+                                'cancel' not in e and e not in ('after_create', *file_events)])
 def test_r10_no_further_batch_is_begun(tmp_path, at):
     "At whatever event a signal comes, no batch is begun after the one under way, and all that was done is saved"
     whole, learn, begun, sent = uninterrupted(tmp_path, 2), noisy_learner(tmp_path), Begun(), []
