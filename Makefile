@@ -4,7 +4,7 @@ MIN_PYTHON := $(shell sed -n 's/^min_python *= *//p' settings.ini)
 export OMP_NUM_THREADS ?= 1
 export PYTHONDONTWRITEBYTECODE = 1
 
-.PHONY: demo test lint bench torture test-interop floors clean
+.PHONY: demo test lint bench torture test-interop test-mmengine floors clean
 
 demo: .venv/.ok
 	.venv/bin/python nbs/demo.py
@@ -27,12 +27,16 @@ torture: .venv/.ok
 test-interop: .venv-interop/.ok
 	.venv-interop/bin/python -m pytest -q tests/interop
 
+# With MMEngine's own hooks and its Runner, which are heavy.
+test-mmengine: .venv-mmengine/.ok
+	.venv-mmengine/bin/python -m pytest -q tests/interop/test_mmengine.py
+
 # With the oldest versions that settings.ini allows: by hand, when a bound changes.
 floors: .venv-floors/.ok
 	.venv-floors/bin/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 
 clean:
-	rm -rf .venv .venv-interop .venv-floors runs build dist *.egg-info
+	rm -rf .venv .venv-interop .venv-mmengine .venv-floors runs build dist *.egg-info
 
 # ---- environments: reused while what they are made from is unchanged, made anew if their making was interrupted
 
@@ -40,10 +44,12 @@ clean:
 .venv/.ok: packages = -c constraints.txt -e '.[dev,examples]'
 .venv-interop/.ok: constraints.txt
 .venv-interop/.ok: packages = -c constraints.txt -e '.[dev,interop]'
+.venv-mmengine/.ok: constraints.txt
+.venv-mmengine/.ok: packages = -c constraints.txt -e '.[dev,mmengine]'
 .venv-floors/.ok: constraints-floors.txt
 .venv-floors/.ok: packages = -c constraints-floors.txt -e '.[dev,examples]'
 
-.venv/.ok .venv-interop/.ok .venv-floors/.ok: settings.ini setup.py pyproject.toml
+.venv/.ok .venv-interop/.ok .venv-mmengine/.ok .venv-floors/.ok: settings.ini setup.py pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < tuple(map(int, "$(MIN_PYTHON)".split("."))))' || { \
 	  echo "learner needs Python $(MIN_PYTHON) or newer, which '$(PYTHON)' is not; name one: make PYTHON=python3.12 …"; \
 	  exit 1; }

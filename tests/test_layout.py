@@ -15,8 +15,8 @@ package = root/'learner'
 # A file imports from the levels below its own; what several files need lies below all of them.
 levels = [
     '''archive events every exported files gradients hooks hypers interrupt keep layers loss_value models modes
-       optimizers order outputs plain plan prototxt scalars schedules splitters tensors transfer utils weights
-       workers''',
+       optimizers order outputs passing plain plan prototxt scalars schedules splitters tensors transfer utils
+       weights workers''',
     '''callback calls checks data display findings frame host loader losses measure metrics optim pictures
        plot sizes skmetrics solver_param state''',
     'learner',
@@ -30,6 +30,7 @@ levels = [
        callbacks.series callbacks.show callbacks.signals callbacks.solving callbacks.stats callbacks.summary
        callbacks.swa callbacks.torch_schedule callbacks.tracker callbacks.training callbacks.turns
        callbacks.validate_every export interpret no_trace pickled publish resampled solver''',
+    'integrations.mmengine integrations.mmengine_hook integrations.mmengine_hub integrations.mmengine_runner',
     '__init__ all',
 ]
 # All imports within a level: a file, and those it builds on.
@@ -60,6 +61,9 @@ same_level = {
     'export': 'callbacks.averaging', 'pickled': 'export', 'publish': 'export',
     'solver': 'callbacks.iter_log callbacks.regularize callbacks.solving callbacks.tracker callbacks.training',
     'callbacks.training': 'callbacks.control callbacks.schedule callbacks.turns',
+    'integrations.mmengine': 'integrations.mmengine_hook integrations.mmengine_hub integrations.mmengine_runner',
+    'integrations.mmengine_hook': 'integrations.mmengine_runner',
+    'integrations.mmengine_runner': 'integrations.mmengine_hub',
     'all': '__init__',
 }
 level_of = {name: i for i, names in enumerate(levels) for name in names.split()}

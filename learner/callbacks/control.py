@@ -9,25 +9,21 @@ from ..callback import Callback
 from ..display import say
 from ..events import CancelFitException, CancelTrainException
 from ..every import Every
+from ..passing import Passing
 from ..utils import check_number
 
 __all__ = ['ShortEpochCallback', 'TimeLimit', 'SkipToEpoch']
 
 
-class _Short:
-    "The first batches of a loader, of which it has all else"
-    def __init__(self, dl, n): self.dl, self.n = dl, n
-    def __getattr__(self, name): return getattr(self.dl, name)
+class _Short(Passing):
+    "The first batches of a loader"
+    own = frozenset({'inner', 'n'})
 
-    def __iter__(self):
-        batches = iter(self.dl)
-        left = self.n - getattr(self.dl, 'position', 0)  # a resumed epoch goes on at a later batch
-        return self._given(batches, max(left, 0))
+    def __init__(self, inner, n):
+        super().__init__(inner)
+        self.n = n
 
-    def _given(self, batches, n):
-        try: yield from islice(batches, n)
-        finally:
-            if hasattr(batches, 'close'): batches.close()  # else its loader would be in use
+    def through(self, batches): return islice(batches, max(self.n-getattr(self.inner, 'position', 0), 0))
 
 
 class ShortEpochCallback(Callback):

@@ -1,0 +1,256 @@
+"""MMEngine's hooks in a Learner: `learn.fit(5, cbs=as_callback(EMAHook()))`; nothing of MMEngine is imported for it.
+
+All 22 sites of a hook are called when MMEngine's Runner would, with the same arguments, each hook in its place among
+the Learner's callbacks. `as_hook` is the way back."""
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from fastcore.basics import camel2snake
+
+from ..callback import Callback
+from ..callbacks.resume import Resuming
+from ..callbacks.schedule import Scheduler
+from ..events import CancelFitException
+from ..order import order_names
+from .mmengine_hook import as_hook, from_sites
+from .mmengine_hub import Watched
+from .mmengine_runner import Runner, modes, priorities, sites
+
+__all__ = ['as_callback', 'as_hook', 'HookOfMMEngine', 'priority_order', 'sites', 'from_sites']
+
+batch_events = {'before_batch': 'before', 'after_batch': 'after'}
+
+
+def priority_order(
+    priority: Any,       # one of MMEngine's names, a number from 0 to 100, or a Priority
+    owner: str = '',     # whose it is, for the message
+) -> float:
+    """Where a hook of this priority stands among callbacks: their `order`
+
+    Raises: ValueError for another name or number; TypeError for what is neither.
+    Example:
+    >>> priority_order('VERY_LOW'), priority_order(50), priority_order(20)
+    (90, 0, -35)
+    """
+    name = getattr(priority, 'name', priority)
+    if isinstance(name, str) and name.upper() in order_names: return order_names[name.upper()]
+    wanted = f"`priority` of {owner} is {priority!r}: give a number from 0 to 100, or one of {', '.join(order_names)}"
+    if isinstance(priority, bool) or not isinstance(priority, (int, float, str)): raise TypeError(wanted)
+    if isinstance(priority, str) or not 0 <= priority <= 100: raise ValueError(wanted)
+    place = float(np.interp(priority, list(priorities.values()), list(order_names.values())))
+    return int(place) if place.is_integer() else place
+
+
+def as_callback(
+    hook: Any,              # a hook of MMEngine's, or anything with methods that are named like its sites
+    priority: Any = None,   # a name, a number from 0 to 100 or a Priority; None: the hook's own, or 'NORMAL'
+    **runner,               # what it also finds as `runner.…`; `param_schedulers`: a list, or a function of torch's
+) -> 'HookOfMMEngine':      # optimizer that makes one
+    """The callback that runs a hook of MMEngine's, unchanged, in a Learner
+
+    Raises: TypeError for a config dict, a class, or what has none of the methods; ValueError for an odd priority."""
+    return HookOfMMEngine(hook, priority, runner)
+
+
+class HookOfMMEngine(Callback):
+    """Calls a hook's methods where MMEngine's Runner would; `as_callback` makes it
+
+    Predictions and `lr_find` call none. A fit that was interrupted and is gone on with is one run. A hook that has been
+    in a fit is not begun anew by an evaluation: `before_run` is called then, and what it sets is put back, so that an
+    EMAHook goes on with its average. If an evaluation breaks off, a hook that acts before it is told of its end with
+    `metrics={}`, so that weights which it has swapped are put back.
+    Order: the hook's priority."""
+    run_in = frozenset({'fit', 'validate'})
+    trains = False        # has `before_train` been in this fit?
+    in_epoch = False      # has `before_train_epoch`?
+    goes_on = ''          # where a fit of this process goes on
+    opened = ''           # mode of the evaluation that its hook has begun
+
+    def __init__(self,
+        hook: Any,                    # as `as_callback` takes it
+        priority: Any,
+        given: dict[str, Any],        # further attributes of the runner
+    ):
+        cls = type(hook).__name__
+        if isinstance(hook, dict): raise TypeError(
+            f"the hook is a config dict, {hook!r:.80}: make the object it describes, as `EMAHook(momentum=1e-4)`")
+        if isinstance(hook, type): raise TypeError(f"the hook is a class: write `{hook.__name__}()`")
+        self.hook, self.given = hook, given
+        self.sites = frozenset(s for s in sites if self._method(s))
+        if hasattr(hook, 'get_triggered_stages'): self.sites &= {*hook.get_triggered_stages()}  # which it overrides
+        elif not self.sites: raise TypeError(f"a `{cls}` is no hook: it has no method named like {', '.join(sites)}")
+        self.order = priority_order(getattr(hook, 'priority', 'NORMAL') if priority is None else priority, f'`{cls}`')
+
+    @property
+    def name(self) -> str:  # an EMAHook is `learn.ema_hook`
+        "The attribute of the Learner under which it is found"
+        name = camel2snake(type(self.hook).__name__)
+        return name if name.endswith('hook') else f'{name}_hook'
+
+    @property
+    def runner(self) -> Runner:
+        "What the hook gets as its runner; all hooks of a Learner share it"
+        if '_mmengine' not in vars(self.learn): vars(self.learn)['_mmengine'] = Runner(self.learn, as_callback)
+        return vars(self.learn)['_mmengine']
+
+    def handler(self, name: str) -> Callable|None:  # no call a batch for a hook that does nothing in batches
+        "What this callback does at event `name`"
+        f = super().handler(name)
+        if name not in batch_events: return f
+        return f if any(s.endswith('_iter') for s in self.sites) else None
+
+    def _method(self, site):  # its own, or its generic one (`_before_iter`) with the mode
+        if hasattr(self.hook, site): return getattr(self.hook, site)
+        when, mode, what = (*site.split('_'), '')[:3]
+        generic = getattr(self.hook, f'_{when}_{what}', None) if mode in modes.values() and what else None
+        return generic and (lambda runner, **kwargs: generic(runner, mode=mode, **kwargs))
+
+    def fire_site(self,
+        site: str,   # any name; nothing happens if the hook has no such method
+        **kwargs,    # what the method gets after the runner
+    ) -> None:
+        "Call the hook's method"
+        if site in sites and site not in self.sites or (f := self._method(site)) is None: return
+        try: f(self.runner, **kwargs)
+        except Exception as e:
+            e.add_note(f"in `{type(self.hook).__name__}.{site}`")
+            raise
+
+    @property
+    def begun(self) -> bool: "Has its hook been in a fit?"; return getattr(self.hook, '_begun', False)
+    @property
+    def ready(self) -> bool: "Has it what `before_run` makes?"; return self.begun or 'before_run' not in self.sites
+
+    def _is_first(self): return self.runner.callbacks[0] is self
+    def _is_last(self): return self.runner.callbacks[-1] is self
+    def _in_fit(self): return self.learn.run_kind == 'fit'
+
+    # ---- a run
+
+    def before_fit(self):
+        runner, paused = self.runner, self.learn.paused
+        vars(runner).update({k: v for k, v in self.given.items() if k != 'param_schedulers'})
+        if not self._in_fit(): return self._before_evaluation()
+        self.goes_on = paused.state['place'] if paused else ''
+        if paused and self.begun: return
+        if self._is_first(): runner.begin()
+        if 'param_schedulers' in self.given: self._make_schedulers(self.given['param_schedulers'])
+        self.trains = self.in_epoch = False
+        if hasattr(self.hook, '__dict__'): vars(self.hook)['_begun'] = True
+        self.fire_site('before_run')
+
+    def _before_evaluation(self):
+        own = dict(vars(self.hook)) if self.begun else None
+        self.fire_site('before_run')
+        if own is not None:
+            vars(self.hook).clear()
+            vars(self.hook).update(own)
+
+    def _make_schedulers(self, made):
+        others = [cb for cb in self.learn.cbs if isinstance(cb, Scheduler)]
+        if others: raise ValueError(f"{self} gets `param_schedulers`, and there is `{others[0]}`: leave one out")
+        if 'wd' in self.opt.places: self.opt.regroup(by_decay=True)  # now: it would come in mid-fit with a decay
+        self.runner.param_schedulers = made(self.opt.opt) if callable(made) else made
+
+    def _loads_later(self):  # a file, when the fit comes to the scope in which it was written
+        return any(isinstance(cb, Resuming) and cb.data and not cb.paused for cb in self.learn.cbs)
+
+    def before_epoch(self):
+        if self._in_fit() and not self._loads_later(): self._begin_training()
+
+    def _begin_training(self):
+        if self.trains: return
+        self.trains = True
+        self.fire_site('before_train')
+
+    def before_train(self):
+        runner, goes_on = self.runner, self.goes_on
+        self.goes_on = ''
+        runner.n_batches = self.n_iter
+        if self._watches() and not isinstance(self.dl, Watched): self.learn.dl = Watched(self.dl)
+        if goes_on != 'train' and not self._loads_later(): self._begin_epoch()
+
+    def _begin_epoch(self):
+        if not self.runner.by_iter or not self.in_epoch: self.fire_site('before_train_epoch')
+        self.in_epoch = True
+
+    def _watches(self): return any(s.endswith('_iter') for s in self.sites)
+
+    def before_batch(self): self._batch('before')
+    def after_batch(self):
+        mode, loss, parts = self.runner.mode, self.loss, self.learn.loss_parts
+        outputs = {**({} if loss is None else {'loss': loss}), **(parts or {})} if mode == 'train' else self.pred
+        self._batch('after', outputs=outputs)
+        if mode == 'train' and self.runner.by_iter and self.runner.train_loop.stop_training:
+            self.learn._stop.ask('due')  # for a save point after this batch
+
+    def _batch(self, when, **outputs):
+        runner, mode = self.runner, self.runner.mode
+        if mode == 'train' and when == 'before': runner.at = self.learn.train_iter
+        number = runner.at if mode == 'train' and runner.by_iter else self.iter
+        self.fire_site(f'{when}_{mode}_iter', batch_idx=number, data_batch=getattr(self.dl, 'last', None), **outputs)
+
+    def after_train(self):
+        if not self.runner.by_iter: self.fire_site('after_train_epoch')
+
+    def save_point(self):  # after an epoch, where nothing that others do at its end is cut short
+        where, learn = {scope[0] for scope in self.learn._scopes()}, self.learn
+        if learn.asked.keys() & {'stop', 'interrupt', 'exit', 'pause'}: return  # it ends, and can be gone on with
+        ended = self.runner.by_iter or where == {'fit'} and self.epoch+1 < self.n_epoch
+        if ended and learn.agree(self.runner.train_loop.stop_training): raise CancelFitException
+
+    def after_fit(self):
+        if self.learn.paused and self._in_fit(): return  # it can be gone on with
+        if self._in_fit():
+            if self.runner.by_iter and self.trains and self._is_first(): self.runner.call_hook('after_train_epoch')
+            if self.trains: self.fire_site('after_train')
+        if self._is_last(): self.runner.call_hook('after_run')
+
+    def cleanup_fit(self):
+        if self._in_fit() and not self.learn.paused and 'param_schedulers' in self.given:
+            vars(self.opt.opt).pop('step', None)  # MMEngine's schedulers put a counter there
+            self.runner.param_schedulers = None
+
+    # ---- an evaluation
+
+    def before_validate(self):
+        runner = self.runner
+        if not runner.mode: return
+        runner._metrics, self.opened = None, runner.mode
+        if self._watches() and not isinstance(self.dl, Watched): self.learn.dl = Watched(self.dl)
+        if self._is_first(): runner.call_hook(f'before_{runner.mode}')
+        self.fire_site(f'before_{runner.mode}_epoch')
+
+    def after_validate(self):
+        runner, self.opened = self.runner, ''
+        if not runner.mode: return
+        self.fire_site(f'after_{runner.mode}_epoch', metrics=runner.metrics())
+        if self._is_last(): runner.call_hook(f'after_{runner.mode}')
+
+    def cleanup_validate(self):  # it broke off
+        mode, self.opened = self.opened, ''
+        if mode and f'before_{mode}_epoch' in self.sites: self.fire_site(f'after_{mode}_epoch', metrics={})
+
+    # ---- files
+
+    def state_dict(self) -> dict[str, Any]:
+        "So that a fit without the hook does not go on unnoticed; what the hook keeps is in a part of its own"
+        return dict(begun=self.begun)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: "Nothing: `before_load` brings the hook what it keeps"
+
+    def before_save(self, state):
+        if 'counters' in state and self._is_first(): self.runner.add_to(state)
+
+    def before_load(self, state):
+        if self._is_first(): self.runner.take_from(state)
+
+    def after_load(self, state):
+        if not self._in_fit() or 'counters' not in state or not self._is_first(): return
+        self.runner.at = state['counters']['train_iter']-1
+        cbs = self.runner.callbacks
+        for cb in cbs if self.learn.epoch < self.n_epoch else (): cb._begin_training()
+        for cb in cbs if state['place'] == 'train' else (): cb._begin_epoch()
+
+    def __repr__(self) -> str: return f"as_callback({type(self.hook).__name__})"

@@ -1,0 +1,260 @@
+"""Runner: what a hook of MMEngine's gets as its runner, which is the Learner under the names that it has there."""
+import logging
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..display import say
+from ..files import save_file
+from ..learner import Learner
+from ..order import order_names
+from ..passing import Passing
+from ..plain import to_plain
+from ..tensors import map_tensors
+from ..utils import warn
+from ..weights import unwrapped
+from .mmengine_hub import LoaderView, MessageHub, OptimWrapper
+
+__all__ = ['Runner', 'modes', 'priorities', 'sites']
+
+# In the order in which a run of training, validation and test comes to them.
+sites = ('before_run', 'after_load_checkpoint', 'before_train', 'before_train_epoch', 'before_train_iter',
+         'after_train_iter', 'after_train_epoch', 'before_val', 'before_val_epoch', 'before_val_iter', 'after_val_iter',
+         'after_val_epoch', 'after_val', 'before_save_checkpoint', 'after_train', 'before_test', 'before_test_epoch',
+         'before_test_iter', 'after_test_iter', 'after_test_epoch', 'after_test', 'after_run')
+priorities = dict(zip(order_names, (0, 10, 30, 40, 50, 60, 70, 90, 100)))  # MMEngine's numbers of its names
+modes = dict(train='train', valid='val', test='test')  # MMEngine's, by `learn.stage`
+not_here = 'visualizer', 'log_processor', 'val_evaluator', 'test_evaluator', 'train', 'val', 'test', 'resume'
+
+
+class _Says(logging.Handler):
+    def emit(self, record): say(self.format(record))
+
+logger = logging.getLogger('learner.mmengine')
+logger.addHandler(_Says())
+logger.setLevel(logging.INFO)
+logger.propagate = False
+
+
+class TrainLoop:
+    "`runner.train_loop`; a hook that sets `stop_training` ends the fit, after the epoch, or in `fit_iters` the batch"
+    def __init__(self, runner): self.runner, self.stop_training = runner, False
+    @property
+    def dataloader(self) -> LoaderView: "The training loader"; return self.runner.train_dataloader
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ('epoch', 'iter', 'max_epochs', 'max_iters'): return getattr(self.runner, name)
+        raise AttributeError(f"train_loop.{name}: there are dataloader, epoch, iter, max_epochs, max_iters and "
+                             "stop_training", name=name, obj=self)
+
+
+class Runner:
+    """The Learner under the names of MMEngine's Runner; hooks may set further attributes, for each other to find
+
+    `epoch` and `iter` count from 0 and are those that a Runner has at each site: `iter` is still that of the batch in
+    `after_train_iter`, `epoch` one more from validation on. With `fit_iters` it is the iteration-based loop's: one
+    epoch, 0. Both are of the present fit, or of the last one."""
+    deterministic = False
+
+    def __init__(self,
+        learn: Learner,
+        wrap: Callable,  # makes a callback of a hook and its priority
+    ):
+        self.learn, self._wrap, self.optim_wrapper, self.logger = learn, wrap, OptimWrapper(learn), logger
+        self.timestamp = time.strftime('%Y%m%d_%H%M%S')
+        self.experiment_name = f'{type(unwrapped(learn.model)).__name__}_{self.timestamp}'
+        self.cfg = SimpleNamespace(pretty_text=repr(learn), filename=None)
+        self.train_loop = TrainLoop(self)
+        self.begin()
+
+    def begin(self) -> None:
+        "A fit begins"
+        self.message_hub, self.train_loop.stop_training = MessageHub(), False
+        self.param_schedulers: Any = None  # a list of MMEngine's schedulers, or None
+        self.at = -1                       # number of the newest training batch; -1: there is none yet
+        self.n_batches: int|None = None    # of a training phase, as far as known
+        self._metrics: dict|None = None    # of the present evaluation
+        self._resume = False               # is what is loaded a whole state, to go on from?
+
+    # ---- where it is
+
+    @property
+    def by_iter(self) -> bool: "Is it a fit by steps, `fit_iters`?"; return 'iterations' in vars(self.learn)
+    @property
+    def epoch(self) -> int: "Epochs done"; return 0 if self.by_iter else self.learn.epoch+bool(self.learn.trained)
+    @property
+    def max_epochs(self) -> int: "Epochs of the fit"; return 1 if self.by_iter else self.learn.n_epoch
+    @property
+    def iter(self) -> int:
+        "Training batches done"
+        in_batch = self.learn.training and any(scope[0] == 'batch' for scope in self.learn._scopes())
+        return self.at+(not in_batch)
+
+    @property
+    def max_iters(self) -> Any:  # `inf` if the training loader has no length
+        "Training batches of the fit"
+        learn, n = self.learn, self.n_batches or self.learn.dls.train.n_batches
+        if self.by_iter: return math.ceil(learn.iterations.n*(n/learn.n_steps if n and learn.n_steps else 1))
+        return math.inf if n is None else n*learn.n_epoch
+
+    @property
+    def mode(self) -> str: "'train', 'val', 'test', or '' outside of these"; return modes.get(self.learn.stage, '')
+
+    @property
+    def model(self) -> Any: "The model"; return self.learn.model
+    @property
+    def work_dir(self) -> str: "Where models go"; return str(Path(self.learn.path)/self.learn.model_dir)
+    @property
+    def log_dir(self) -> str: "Where logs of this Learner would go"; return str(Path(self.work_dir)/self.timestamp)
+    @property
+    def seed(self) -> int: "torch's"; return torch.initial_seed()
+    @property
+    def distributed(self) -> bool: "Are there several processes?"; return self.world_size > 1
+    @property
+    def rank(self) -> int: "Number of this process"; return torch.distributed.get_rank() if _has_group() else 0
+    @property
+    def world_size(self) -> int: "Processes"; return torch.distributed.get_world_size() if _has_group() else 1
+
+    def _loader(self, mode, dl):
+        learn = self.learn
+        here = learn.dl if self.mode == mode and learn.dl is not None else dl
+        while isinstance(here, Passing): here = here.inner
+        return None if here is None else LoaderView(here, learn.n_iter if self.mode == mode else None)
+
+    @property
+    def train_dataloader(self) -> Any: "The training loader"; return self._loader('train', self.learn.dls.train)
+    @property
+    def val_dataloader(self) -> Any: "The validation loader, or None"; return self._loader('val', self.learn.dls.valid)
+    @property
+    def test_dataloader(self) -> Any: "That of the present `learn.test`, else None"; return self._loader('test', None)
+    @property
+    def val_loop(self) -> Any: "Has the validation `dataloader`; None without one"; return _loop(self.val_dataloader)
+    @property
+    def test_loop(self) -> Any: "Has that of the present test; None outside of it"; return _loop(self.test_dataloader)
+    @property
+    def _train_loop(self) -> TrainLoop: return self.train_loop
+
+    # ---- hooks
+
+    @property
+    def callbacks(self) -> list[Any]:
+        "Those of the Learner that run hooks, in their order"
+        return [cb for cb in self.learn.ordered if hasattr(type(cb), 'fire_site') and cb.run]
+
+    @property
+    def hooks(self) -> list: "The hooks, in the order they run"; return [cb.hook for cb in self.callbacks]
+
+    def call_hook(self,
+        fn_name: str,   # any name; hooks without such a method are passed by
+        **kwargs,       # what the methods get after the runner
+    ) -> None:
+        "Call a method of all hooks, in their order"
+        for cb in self.callbacks: cb.fire_site(fn_name, **kwargs)
+
+    def register_hook(self,
+        hook: Any,              # an object; no config dict
+        priority: Any = None,   # a name, a number from 0 to 100 or a Priority; None: the hook's own
+    ) -> None:
+        """Add a hook for good; those of the same priority run in the order of adding
+
+        Raises: TypeError for a dict or what is no hook; ValueError for an odd priority."""
+        self.learn.add_cb(self._wrap(hook, priority))
+
+    def get_hooks_info(self) -> str:
+        "The hooks of each site, in the order they run, with their place among the Learner's callbacks"
+        rows = {s: [f'({cb.order}) {type(cb.hook).__name__}' for cb in self.callbacks if s in cb.sites] for s in sites}
+        return '\n'.join('\n  '.join([f'{site}:', *names]) for site, names in rows.items() if names)
+
+    def metrics(self) -> dict[str, float]:  # by column of the table
+        "Loss and metrics of the present evaluation, whose batches are over"
+        recorder: Any = getattr(self.learn, 'recorder', None)
+        found: dict = recorder._results('valid', recorder.valid) if recorder and self._metrics is None else {}
+        self._metrics = found if self._metrics is None else self._metrics
+        return dict(self._metrics)
+
+    # ---- files
+
+    def checkpoint(self,
+        state: dict[str, Any],  # with the Learner's 'model' and 'opt'
+    ) -> dict[str, Any]:        # its own dicts, with the same tensors
+        "The state as hooks expect it in `before_save_checkpoint` and `after_load_checkpoint`"
+        meta = dict(epoch=self.epoch, iter=self.iter, seed=self.seed, experiment_name=self.experiment_name,
+                    time=time.strftime('%Y%m%d_%H%M%S'))
+        found: dict[str, Any] = dict(meta=meta, state_dict=dict(state['model']),
+                                     message_hub=self.message_hub.state_dict())
+        if state.get('opt'): found['optimizer'] = state['opt']
+        if self.param_schedulers: found['param_schedulers'] = [dict(s.state_dict()) for s in self.param_schedulers]
+        return found
+
+    def add_to(self,
+        state: dict[str, Any],  # of the Learner's, about to be saved
+    ) -> None:
+        "Put in what the hooks do to a checkpoint, beside the weights, which stay those that are trained"
+        found, before = self.checkpoint(state), self.checkpoint(state)
+        self._call_ready('before_save_checkpoint', found)
+        weights, own = found.pop('state_dict'), before.pop('state_dict')
+        more = {k: v for k, v in found.items() if k not in before or k in ('message_hub', 'param_schedulers')}
+        state['mmengine'] = more | dict(weights={k: v for k, v in weights.items() if v is not own.get(k)})
+
+    def take_from(self,
+        state: dict[str, Any],  # that was read
+    ) -> None:
+        "Let the hooks take theirs out of it, and change its weights"
+        self._resume = 'counters' in state
+        more = dict(state.get('mmengine', {}))
+        found = self.checkpoint(state) | more
+        found['state_dict'] = {**state['model'], **found.pop('weights', {})}
+        if self._resume and more:
+            if not self.learn.run_kind: warn("hooks of MMEngine take what a checkpoint holds of them in a fit only: "
+                                             "`fit(resume=file)`")
+            self.message_hub.load_state_dict(more['message_hub'])
+            for s, old in zip(self.param_schedulers or (), more.get('param_schedulers', ())): s.load_state_dict(old)
+        self._call_ready('after_load_checkpoint', found)
+        for k in state['model'].keys() - found['state_dict'].keys(): del state['model'][k]
+        state['model'].update(found['state_dict'])
+
+    def _call_ready(self, site, found):
+        for cb in self.callbacks:
+            if cb.ready: cb.fire_site(site, checkpoint=found)
+
+    def save_checkpoint(self,
+        out_dir: str|Path,                  # folder
+        filename: str,
+        file_client_args: Any = None,       # not here: files are local
+        save_optimizer: bool = True,        # the optimizer's state too?
+        save_param_scheduler: bool = True,  # that of `param_schedulers`?
+        meta: dict|None = None,             # what is noted beside
+        by_epoch: bool = True,              # is the epoch counted as done, rather than the batch?
+        backend_args: Any = None,           # not here: files are local
+    ) -> None:
+        """Save weights in MMEngine's layout, on the CPU, as its hooks leave them; `learn.load` takes the file
+
+        It is no point to go on from exactly: that is what a Checkpoint saves.
+        Raises: ValueError for the arguments that are not here; OSError."""
+        if file_client_args or backend_args: raise ValueError(
+            "save_checkpoint: `file_client_args` and `backend_args` are not here: files are local")
+        opt = self.learn.opt.state_dict() if self.learn.opt else {}
+        found = self.checkpoint(dict(model=unwrapped(self.model).state_dict(), opt=opt))
+        found['meta'] |= dict(epoch=self.epoch+by_epoch, iter=self.iter+(not by_epoch)) | (meta or {})
+        if not save_optimizer: found.pop('optimizer', None)
+        if not save_param_scheduler: found.pop('param_schedulers', None)
+        self.call_hook('before_save_checkpoint', checkpoint=found)
+        path = Path(out_dir)/filename
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(map_tensors(Tensor.cpu, to_plain(found)), path)
+
+    def __getattr__(self, name: str) -> Any:
+        advice = "the Learner has its own" if name in not_here else "MMEngine's Runner in a Learner has no such thing"
+        raise AttributeError(
+            f"runner.{name}: {advice}; there are {', '.join(k for k in (*vars(self), *vars(Runner)) if k[0] != '_')}. "
+            f"A hook that needs it gets it from you: `as_callback(hook, {name}=…)`", name=name, obj=self)
+
+
+def _loop(dl): return None if dl is None else SimpleNamespace(dataloader=dl)
+def _has_group(): return torch.distributed.is_available() and torch.distributed.is_initialized()
