@@ -24,6 +24,7 @@ from .skmetrics import (APScoreBinary, APScoreMulti, BalancedAccuracy, BrierScor
                         PrecisionMulti, R2Score, Recall, RecallMulti, RocAuc, RocAucBinary, RocAucMulti,
                         SpearmanCorrCoef, skm_to_fastai)
 from .callbacks.recorder import Recorder, Row
+from .callbacks import testing as testing
 from .callbacks.csv_logger import CSVLogger
 from .callbacks.progress import ProgressCallback, ShowGraphCallback
 from .callbacks.schedule import ParamScheduler, Scheduler
@@ -34,6 +35,9 @@ from .callbacks.finetune import BnFreeze, FreezeUntil
 from .callbacks.tracker import EarlyStoppingCallback, SaveModelCallback, TerminateOnNaNCallback, TrackerCallback
 from .callbacks.training import GradientAccumulation, GradientClip
 from .callbacks.averaging import EMA
+from .callbacks.memory import EmptyCacheCallback
+from .callbacks.switch import SwitchAt
+from .callbacks.sync_buffers import SyncBuffersCallback
 from .callbacks.regularize import L1
 from .callbacks.precision import MixedPrecision
 from .callbacks.channels import ChannelsLast
@@ -105,6 +109,7 @@ __all__ = [
     'policy_inv', 'policy_multistep', 'policy_poly', 'policy_sigmoid', 'policy_warmup', 'policy_cos_restarts',
     'TrackerCallback', 'SaveModelCallback', 'EarlyStoppingCallback', 'GradientClip',
     'GradientAccumulation', 'L1', 'EMA', 'SWA', 'MixedPrecision', 'ChannelsLast', 'Compiled', 'ActivationCheckpointing',
+    'SwitchAt', 'EmptyCacheCallback', 'SyncBuffersCallback',
     'Every', 'Checkpoint', 'SignalCallback', 'DamagedFile',
     'Hook', 'Hooks', 'hook_output', 'hook_outputs', 'hook_input', 'hook_inputs', 'find_modules', 'HookCallback',
     'ValidateEvery', 'IterLogger', 'DebugInfo', 'ShortEpochCallback', 'TimeLimit', 'SkipToEpoch',

@@ -12,6 +12,7 @@ from fastcore.docments import docments
 
 import learner
 from learner import event
+from learner.integrations import mmengine
 from tests.test_layout import modules, tree
 
 special = '__init__', '__call__'  # also part of what is public
@@ -27,8 +28,7 @@ def written(o):
 
 def public():
     "Name, object and class (None for a function) of all that is public: functions, classes, and what those define"
-    for name in learner.__all__:
-        o = getattr(learner, name)
+    for name, o in [(name, getattr(m, name)) for m in (learner, mmengine) for name in m.__all__]:
         if not isinstance(o, (type, partial)): yield name, written(o), None
         for cls in filter(ours, getattr(o, '__mro__', ())):
             yield cls.__name__, cls, cls

@@ -23,12 +23,14 @@ levels = [
     '''callbacks.averaging callbacks.batch_size callbacks.channels callbacks.checkpoint callbacks.collect
        callbacks.compile callbacks.control callbacks.csv_logger callbacks.doctor callbacks.finetune
        callbacks.fit_call callbacks.fits callbacks.hook callbacks.iter_log callbacks.iterations callbacks.look
-       callbacks.lr_find callbacks.mixup
+       callbacks.lr_find callbacks.memory callbacks.mixup
        callbacks.plateau callbacks.precision callbacks.predict callbacks.preds callbacks.preview callbacks.profile
-       callbacks.progress callbacks.recompute callbacks.recorder callbacks.regularize callbacks.rehearse
-       callbacks.results callbacks.resume callbacks.rnn callbacks.save callbacks.saved_state callbacks.schedule
+       callbacks.progress callbacks.recompute callbacks.recorder callbacks.regularize
+       callbacks.rehearse callbacks.results callbacks.resume callbacks.rnn callbacks.save callbacks.saved_state
+       callbacks.schedule
        callbacks.series callbacks.show callbacks.signals callbacks.solving callbacks.stats callbacks.summary
-       callbacks.swa callbacks.torch_schedule callbacks.tracker callbacks.training callbacks.turns
+       callbacks.swa callbacks.switch callbacks.sync_buffers callbacks.testing callbacks.torch_schedule
+       callbacks.tracker callbacks.training callbacks.turns
        callbacks.validate_every export interpret no_trace pickled publish resampled solver''',
     'integrations.mmengine integrations.mmengine_hook integrations.mmengine_hub integrations.mmengine_runner',
     '__init__ all',
@@ -42,7 +44,8 @@ same_level = {
     'callbacks.averaging': 'callbacks.schedule', 'callbacks.batch_size': 'no_trace resampled',
     'callbacks.checkpoint': 'callbacks.tracker',
     'callbacks.channels': 'callbacks.precision', 'callbacks.doctor': 'callbacks.look no_trace resampled',
-    'callbacks.finetune': 'callbacks.fits callbacks.schedule', 'callbacks.fits': 'callbacks.schedule',
+    'callbacks.finetune': 'callbacks.fits callbacks.schedule',
+    'callbacks.fits': 'callbacks.schedule callbacks.training',
     'callbacks.iter_log': 'callbacks.hook callbacks.recorder callbacks.stats',
     'callbacks.iterations': 'callbacks.resume callbacks.saved_state callbacks.schedule callbacks.validate_every',
     'callbacks.lr_find': 'callbacks.recorder no_trace',
@@ -57,6 +60,8 @@ same_level = {
     'callbacks.resume': 'callbacks.checkpoint callbacks.progress callbacks.saved_state callbacks.schedule',
     'callbacks.signals': 'callbacks.checkpoint', 'callbacks.stats': 'callbacks.hook',
     'callbacks.summary': 'no_trace', 'callbacks.swa': 'callbacks.averaging callbacks.schedule',
+    'callbacks.switch': 'callbacks.iterations callbacks.resume', 'callbacks.sync_buffers': 'callbacks.validate_every',
+    'callbacks.testing': 'callbacks.recorder',
     'callbacks.torch_schedule': 'callbacks.schedule',
     'export': 'callbacks.averaging', 'pickled': 'export', 'publish': 'export',
     'solver': 'callbacks.iter_log callbacks.regularize callbacks.solving callbacks.tracker callbacks.training',

@@ -1,10 +1,11 @@
-"""The fits that are named after their schedules: `fit_one_cycle`, `fit_flat_cos`, `fit_sgdr`."""
+"""The fits that are named after their schedules, `fit_one_cycle`, `fit_flat_cos`, `fit_sgdr`; and `scaled_lr`."""
 from collections.abc import Callable
 from itertools import accumulate, pairwise
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 import numpy as np
+import torch.distributed as dist
 from fastcore.basics import patch
 from fastcore.foundation import L
 
@@ -13,6 +14,7 @@ from ..learner import Learner
 from ..schedules import SchedCos, combined_cos
 from ..utils import check_number
 from .schedule import ParamScheduler
+from .training import GradientAccumulation
 
 __all__ = ['mom_sched', 'group_rates', 'check_numbers']
 
@@ -122,3 +124,37 @@ def fit_sgdr(self: Learner,
     falling = {'lr': SchedCos(lr := group_rates(self, lr_max), lr*0)}
     scheds = [ParamScheduler(falling, begin=f'{a}ep', end=f'{b}ep') for a, b in pairwise(ends)]
     self.fit(ends[-1], lr_max, wd, L(cbs)+scheds, reset_opt, start_epoch, n_steps, resume, allow)
+
+
+@patch
+def scaled_lr(self: Learner,
+    lr: float|slice|list,  # learning rate that is good for steps of `base_bs` items, as `fit` takes it
+    base_bs: int,          # items that it is for
+) -> Any:                  # of the same form
+    """A learning rate for the items that one step has here, by the linear rule: twice as many, twice the rate
+
+    They are those of a batch, of all processes (torch.distributed) and of the batches that a GradientAccumulation among
+    `learn.cbs` adds up. With large batches the rate should rise to it in the first epochs, as in `fit_one_cycle`.
+    Raises: TypeError or ValueError for what is no number; ValueError if nobody knows how many items a step has.
+    Source: Goyal et al. 2017, "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", arXiv 1706.02677."""
+    check_number('scaled_lr: `base_bs`', base_bs, 1, whole=True, of='items')
+    n = _items_a_step(self)
+    def scaled(rate):
+        check_number('scaled_lr: `lr`', rate, 0)
+        return rate*n/base_bs
+    if isinstance(lr, slice): return slice(None if lr.start is None else scaled(lr.start), scaled(lr.stop))
+    return [scaled(rate) for rate in lr] if isinstance(lr, (list, tuple)) else scaled(lr)
+
+
+def _items_a_step(learn):
+    dl = learn.dls.train
+    bs, n_ranks = getattr(dl, 'bs', None), dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if bs is None: raise ValueError(
+        f"scaled_lr: the train loader, a `{type(dl.dl).__name__}`, has no batch size: multiply the rate by the items "
+        "of a step over `base_bs` yourself")
+    for cb in learn.cbs:
+        if not isinstance(cb, GradientAccumulation): continue
+        if cb.unit == 'tokens': raise ValueError(
+            f"scaled_lr: how many items `{cb}` adds up depends on their tokens: multiply the rate yourself")
+        bs *= cb.n_acc if cb.unit == 'batches' else ceil(cb.n_acc/bs)
+    return bs*n_ranks

@@ -17,7 +17,7 @@ from .mmengine_hook import as_hook, from_sites
 from .mmengine_hub import Watched
 from .mmengine_runner import Runner, modes, priorities, sites
 
-__all__ = ['as_callback', 'as_hook', 'HookOfMMEngine', 'priority_order', 'sites', 'from_sites']
+__all__ = ['as_callback', 'as_hook', 'HookOfMMEngine', 'Runner', 'priority_order', 'sites', 'from_sites']
 
 batch_events = {'before_batch': 'before', 'after_batch': 'after'}
 
@@ -60,6 +60,7 @@ class HookOfMMEngine(Callback):
     in a fit is not begun anew by an evaluation: `before_run` is called then, and what it sets is put back, so that an
     EMAHook goes on with its average. If an evaluation breaks off, a hook that acts before it is told of its end with
     `metrics={}`, so that weights which it has swapped are put back.
+    Raises: TypeError or ValueError as `as_callback`.
     Order: the hook's priority."""
     run_in = frozenset({'fit', 'validate'})
     trains = False        # has `before_train` been in this fit?
@@ -69,7 +70,7 @@ class HookOfMMEngine(Callback):
 
     def __init__(self,
         hook: Any,                    # as `as_callback` takes it
-        priority: Any,
+        priority: Any,                # as `as_callback` takes it
         given: dict[str, Any],        # further attributes of the runner
     ):
         cls = type(hook).__name__
@@ -240,13 +241,19 @@ class HookOfMMEngine(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None: "Nothing: `before_load` brings the hook what it keeps"
 
-    def before_save(self, state):
+    def before_save(self,
+        state: dict[str, Any],  # what is being saved: what the hooks keep joins it
+    ):
         if 'counters' in state and self._is_first(): self.runner.add_to(state)
 
-    def before_load(self, state):
+    def before_load(self,
+        state: dict[str, Any],  # what was read, of which the hooks take theirs
+    ):
         if self._is_first(): self.runner.take_from(state)
 
-    def after_load(self, state):
+    def after_load(self,
+        state: dict[str, Any],  # what was loaded
+    ):
         if not self._in_fit() or 'counters' not in state or not self._is_first(): return
         self.runner.at = state['counters']['train_iter']-1
         cbs = self.runner.callbacks

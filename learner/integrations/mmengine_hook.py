@@ -40,8 +40,8 @@ def as_hook(
     is torch's optimizer, `dls`, `path`, `stage`, `final_record`. `CancelFitException` ends the training where MMEngine
     can: after the epoch, or the iteration of an iteration-based loop; other cancels are errors. What the callback's
     `state_dict` gives is in MMEngine's checkpoints. After an error MMEngine calls no hook, so there is no cleanup.
-    Raises: TypeError for what is no callback, or acts at an event that MMEngine has no site for; ImportError without
-    MMEngine."""
+    Raises: TypeError for what is no callback, or acts at an event that MMEngine has no site for; ValueError for one
+    that is part of a Learner; ImportError without MMEngine."""
     cb = callback() if isinstance(callback, type) and issubclass(callback, Callback) else callback
     if not isinstance(cb, Callback): raise TypeError(f"as_hook: {callback!r} is no Callback")
     if odd := [e for e in vars(event) if e not in (*known, 'after_create') and cb.handler(e)]: raise TypeError(

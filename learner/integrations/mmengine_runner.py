@@ -63,7 +63,7 @@ class Runner:
     deterministic = False
 
     def __init__(self,
-        learn: Learner,
+        learn: Learner,  # whose runner it is
         wrap: Callable,  # makes a callback of a hook and its priority
     ):
         self.learn, self._wrap, self.optim_wrapper, self.logger = learn, wrap, OptimWrapper(learn), logger
@@ -225,7 +225,7 @@ class Runner:
 
     def save_checkpoint(self,
         out_dir: str|Path,                  # folder
-        filename: str,
+        filename: str,                      # of the file in it
         file_client_args: Any = None,       # not here: files are local
         save_optimizer: bool = True,        # the optimizer's state too?
         save_param_scheduler: bool = True,  # that of `param_schedulers`?

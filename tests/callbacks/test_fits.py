@@ -10,6 +10,7 @@ import torch
 
 from learner.callback import Callback
 from learner.callbacks.schedule import ParamScheduler
+from learner.callbacks.training import GradientAccumulation
 from learner.events import CancelFitException
 from learner.optim import SGD, Adagrad, Adam
 from learner.schedules import SchedLin, policy_exp
@@ -266,3 +267,42 @@ def test_wrong_n_steps(fit, args):
     assert np.ptp(tail) == 0
     with pytest.warns(UserWarning, match='was made for 15 steps, but the fit took 12'):
         getattr(three(), fit)(*args, n_steps=5)
+
+
+# ---- the rate for a batch size
+
+@pytest.mark.parametrize('lr,scaled', [(.1, .025), (slice(.1, .4), slice(.025, .1)), (slice(.4), slice(None, .1)),
+                                       ([.1, .2], [.025, .05]), ((0, .4), [0., .1])])
+def test_scaled_lr(lr, scaled):
+    "A rate for 32 items is, for batches of 8, a quarter, in each form that a fit takes"
+    assert synth_learner(bs=8).scaled_lr(lr, 32) == scaled
+
+@pytest.mark.parametrize('kwargs,items', [(dict(n_acc=3, unit='batches'), 24), (dict(n_acc=32), 32),
+                                          (dict(n_acc=20), 24), (dict(n_acc=4), 8)])
+def test_scaled_lr_of_accumulated_batches(kwargs, items):
+    "What batches add up to counts: whole ones, until the window is full"
+    assert synth_learner(GradientAccumulation(**kwargs), bs=8).scaled_lr(.5, 8) == .5*items/8
+
+def test_scaled_lr_of_processes(monkeypatch):
+    "Batches of all processes are one step"
+    monkeypatch.setattr(torch.distributed, 'is_initialized', lambda: True)
+    monkeypatch.setattr(torch.distributed, 'get_world_size', lambda: 4)
+
+    assert synth_learner(bs=8).scaled_lr(.1, 8) == .4
+
+@pytest.mark.parametrize('lr,base_bs,error,message', [
+    (-1, 8, ValueError, '`lr` is -1'), ('x', 8, TypeError, "`lr` is 'x'"), ([.1, None], 8, TypeError, '`lr` is None'),
+    (.1, 0, ValueError, '`base_bs` is 0; give a whole number of items, 1 or more'), (.1, 2.5, TypeError, '`base_bs`')])
+def test_bad_scaled_lr(lr, base_bs, error, message):
+    "What is no number is refused"
+    with pytest.raises(error, match=f'scaled_lr: {message}'): synth_learner().scaled_lr(lr, base_bs)
+
+def test_scaled_lr_without_a_batch_size():
+    "A loader without a batch size, and windows by tokens, are named"
+    batches = [*synth_learner().dls.train]
+    tokens = GradientAccumulation(8, unit='tokens', weight=lambda learn: 1)
+
+    with pytest.raises(ValueError, match='the train loader, a `list`, has no batch size: multiply the rate'):
+        synth_learner(dls=(batches, None)).scaled_lr(.1, 8)
+    with pytest.raises(ValueError, match='how many items `GradientAccumulation` adds up depends on their tokens'):
+        synth_learner(tokens).scaled_lr(.1, 8)
