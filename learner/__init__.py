@@ -24,7 +24,10 @@ from .skmetrics import (APScoreBinary, APScoreMulti, BalancedAccuracy, BrierScor
                         PrecisionMulti, R2Score, Recall, RecallMulti, RocAuc, RocAucBinary, RocAucMulti,
                         SpearmanCorrCoef, skm_to_fastai)
 from .callbacks.recorder import Recorder, Row
-from .callbacks import testing as testing
+from .callbacks import readings as readings, testing as testing
+from .callbacks.scalar_log import ScalarLogger
+from .scalars import Scalars
+from .meta import checkpoint_meta
 from .callbacks.csv_logger import CSVLogger
 from .callbacks.progress import ProgressCallback, ShowGraphCallback
 from .callbacks.schedule import ParamScheduler, Scheduler
@@ -103,14 +106,14 @@ __all__ = [
     'Jaccard', 'MatthewsCorrCoef', 'Precision', 'Recall', 'RocAuc', 'RocAucBinary', 'APScoreMulti', 'BrierScoreMulti',
     'F1ScoreMulti', 'FBetaMulti', 'HammingLossMulti', 'JaccardMulti', 'MatthewsCorrCoefMulti', 'PrecisionMulti',
     'RecallMulti', 'RocAucMulti', 'R2Score', 'ExplainedVariance', 'PearsonCorrCoef', 'SpearmanCorrCoef',
-    'Recorder', 'Row', 'ProgressCallback', 'ShowGraphCallback', 'CSVLogger', 'outline',
+    'Recorder', 'Row', 'Scalars', 'ProgressCallback', 'ShowGraphCallback', 'CSVLogger', 'ScalarLogger', 'outline',
     'Scheduler', 'ParamScheduler', 'TorchScheduler', 'SchedLin', 'SchedCos', 'SchedNo', 'SchedExp', 'SchedPoly',
     'combine_scheds', 'combined_cos', 'three_phase_cos', 'cos_restarts', 'policy_fixed', 'policy_step', 'policy_exp',
     'policy_inv', 'policy_multistep', 'policy_poly', 'policy_sigmoid', 'policy_warmup', 'policy_cos_restarts',
     'TrackerCallback', 'SaveModelCallback', 'EarlyStoppingCallback', 'GradientClip',
     'GradientAccumulation', 'L1', 'EMA', 'SWA', 'MixedPrecision', 'ChannelsLast', 'Compiled', 'ActivationCheckpointing',
     'SwitchAt', 'EmptyCacheCallback', 'SyncBuffersCallback',
-    'Every', 'Checkpoint', 'SignalCallback', 'DamagedFile',
+    'Every', 'Checkpoint', 'SignalCallback', 'DamagedFile', 'checkpoint_meta',
     'Hook', 'Hooks', 'hook_output', 'hook_outputs', 'hook_input', 'hook_inputs', 'find_modules', 'HookCallback',
     'ValidateEvery', 'IterLogger', 'DebugInfo', 'ShortEpochCallback', 'TimeLimit', 'SkipToEpoch',
     'Timer', 'ProfilerCallback',

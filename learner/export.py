@@ -5,8 +5,6 @@
 """
 import json
 import os
-import platform
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -32,6 +30,7 @@ from .frame import evaluation_frame
 from .keep import kept
 from .learner import Learner
 from .losses import BCEWithLogitsLossFlat, CrossEntropyLossFlat, DiceLoss, loss_activation, loss_decodes
+from .meta import versions
 from .modes import devices
 from .outputs import is_regression
 from .plain import digest
@@ -39,7 +38,7 @@ from .tensors import describe, find_bs, forward_keys, map_tensors, split_batch, 
 from .utils import optional, rng_state, set_rng_state, warn
 from .weights import unwrapped
 
-__all__ = ['versions', 'export_path', 'warn_unaveraged']
+__all__ = ['export_path', 'warn_unaveraged']
 
 # what the `activation` and `decodes` of losses do, under the names that exported.py knows
 meanings = {noop: 'none', torch.exp: 'exp', torch.sigmoid: 'sigmoid', torch.softmax: 'softmax',
@@ -49,13 +48,6 @@ meanings = {noop: 'none', torch.exp: 'exp', torch.sigmoid: 'sigmoid', torch.soft
             BCEWithLogitsLossFlat.activation: 'sigmoid', BCEWithLogitsLossFlat.decodes: 'over'}
 writers = {'.pt2': 'export', '.onnx': 'export_onnx', '.pkl': 'export_pickle', '.ckpt': 'save_state', **dict.fromkeys(
     ('.pth', '.pt', '.bin', '.safetensors'), 'save')}  # what writes files of that name
-
-
-def versions() -> dict[str, str]:
-    "Of what a file was made with"
-    package = __name__.partition('.')[0]
-    return {'python': platform.python_version(), 'torch': str(torch.__version__),
-            package: sys.modules[package].__version__}
 
 
 @patch

@@ -1,6 +1,7 @@
 """Host: the list of callbacks, who of them acts at which event, and the scopes that run them and clean up."""
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from typing import Any, Self
 
 from fastcore.basics import noop
@@ -73,6 +74,11 @@ class Host(LoopState):
     _scope: Any = None                       # innermost open scope: [name, the one around it, its cleanups]
     _at_work: Any = None                     # (callback, event, what was at work before) of the running handler
     _busy: frozenset = frozenset()           # handlers at work when the current evaluation started
+
+    @cached_property
+    def meta(self) -> dict[str, Any]:
+        "What checkpoints shall tell of this run, plain values: `learn.meta['dataset'] = 'v3'`; see `checkpoint_meta`"
+        return {}
 
     # ---- the list
 

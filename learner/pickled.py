@@ -17,12 +17,13 @@ from torch.utils.data import DataLoader
 from .callback import Callback
 from .data import DataLoaders
 from .events import LoopState
-from .export import export_path, versions
+from .export import export_path
 from .files import DamagedFile, load_file, save_file, verify_file
 from .host import Host
 from .interrupt import StopFlag
 from .learner import Learner
 from .loader import Loader
+from .meta import versions
 
 __all__ = ['NoData', 'load_learner']
 

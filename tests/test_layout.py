@@ -17,7 +17,7 @@ levels = [
     '''archive events every exported files gradients hooks hypers interrupt keep layers loss_value models modes
        optimizers order outputs passing plain plan prototxt scalars schedules splitters tensors transfer utils
        weights workers''',
-    '''callback calls checks data display findings frame host loader losses measure metrics optim pictures
+    '''callback calls checks data display findings frame host loader losses measure meta metrics optim pictures
        plot sizes skmetrics solver_param state''',
     'learner',
     '''callbacks.averaging callbacks.batch_size callbacks.channels callbacks.checkpoint callbacks.collect
@@ -25,9 +25,9 @@ levels = [
        callbacks.fit_call callbacks.fits callbacks.hook callbacks.iter_log callbacks.iterations callbacks.look
        callbacks.lr_find callbacks.memory callbacks.mixup
        callbacks.plateau callbacks.precision callbacks.predict callbacks.preds callbacks.preview callbacks.profile
-       callbacks.progress callbacks.recompute callbacks.recorder callbacks.regularize
+       callbacks.progress callbacks.readings callbacks.recompute callbacks.recorder callbacks.regularize
        callbacks.rehearse callbacks.results callbacks.resume callbacks.rnn callbacks.save callbacks.saved_state
-       callbacks.schedule
+       callbacks.scalar_log callbacks.schedule
        callbacks.series callbacks.show callbacks.signals callbacks.solving callbacks.stats callbacks.summary
        callbacks.swa callbacks.switch callbacks.sync_buffers callbacks.testing callbacks.torch_schedule
        callbacks.tracker callbacks.training callbacks.turns
@@ -38,7 +38,8 @@ levels = [
 # All imports within a level: a file, and those it builds on.
 same_level = {
     'events': 'utils', 'exported': 'archive', 'files': 'utils', 'gradients': 'tensors',
-    'hooks': 'gradients layers tensors weights', 'interrupt': 'events', 'modes': 'utils', 'transfer': 'utils',
+    'hooks': 'gradients layers tensors weights', 'interrupt': 'events', 'modes': 'utils', 'scalars': 'utils',
+    'transfer': 'utils',
     'checks': 'optim', 'data': 'loader losses', 'frame': 'checks metrics optim state', 'host': 'callback state',
     'metrics': 'measure', 'plot': 'display', 'sizes': 'loader', 'skmetrics': 'measure', 'solver_param': 'optim',
     'callbacks.averaging': 'callbacks.schedule', 'callbacks.batch_size': 'no_trace resampled',
@@ -61,7 +62,7 @@ same_level = {
     'callbacks.signals': 'callbacks.checkpoint', 'callbacks.stats': 'callbacks.hook',
     'callbacks.summary': 'no_trace', 'callbacks.swa': 'callbacks.averaging callbacks.schedule',
     'callbacks.switch': 'callbacks.iterations callbacks.resume', 'callbacks.sync_buffers': 'callbacks.validate_every',
-    'callbacks.testing': 'callbacks.recorder',
+    'callbacks.testing': 'callbacks.recorder', 'callbacks.readings': 'callbacks.recorder',
     'callbacks.torch_schedule': 'callbacks.schedule',
     'export': 'callbacks.averaging', 'pickled': 'export', 'publish': 'export',
     'solver': 'callbacks.iter_log callbacks.regularize callbacks.solving callbacks.tracker callbacks.training',

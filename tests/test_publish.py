@@ -134,3 +134,68 @@ def test_learner_loads_it(tmp_path):
     with pytest.warns(UserWarning, match='unverified'): other.load(learn.publish('m').absolute())
 
     assert all(map(torch.equal, other.model.parameters(), learn.model.parameters()))
+
+
+# ---- what goes with the weights
+
+@pytest.mark.parametrize('keys, parts', [('opt', ['opt']), (['meta', 'model', 'opt'], ['meta', 'opt']), ((), [])])
+def test_what_goes_with_the_weights(keys, parts, tmp_path):
+    "A dict of plain values, weights first, whose hash is in its name as ever"
+    learn = fitted(tmp_path)
+    learn.meta['dataset'] = 'v3'
+
+    path = learn.publish('reg', keys=keys)
+    state = torch.load(path, weights_only=True)
+
+    assert [*state] == ['model', *parts] and all(torch.equal(v, state['model'][k]) for k, v in
+                                                 learn.model.state_dict().items())
+    assert hashlib.sha256(path.read_bytes()).hexdigest()[:8] in path.name
+    if 'meta' in parts: assert state['meta']['user'] == dict(dataset='v3') and state['meta']['versions']
+
+
+def test_what_goes_with_them_is_loaded(tmp_path):
+    "`learn.load` takes weights, optimizer and the state of the loss, as from `learn.save`, and trains on alike"
+    class Growing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer('by', torch.ones(()))
+        def forward(self, p, y):
+            self.by += .1
+            return ((p-y)*self.by).square().mean()
+    learn, other = fitted(tmp_path, loss_func=Growing()), synth_learner(loss_func=Growing(), path=tmp_path)
+    path = learn.publish('reg', keys=('opt', 'loss'))
+
+    with pytest.warns(UserWarning, match='unverified'): other.load(path.absolute(), with_opt=True)
+    for o in (learn, other): o.fit(1)
+
+    assert all(map(torch.equal, other.model.parameters(), learn.model.parameters()))
+    assert learn.loss_func.by == other.loss_func.by > 1.5
+
+
+def test_the_card_tells_how_they_are_read(tmp_path):
+    "It names the parts, and its code runs as it stands"
+    learn = fitted(tmp_path)
+    path = learn.publish('reg', keys='opt')
+
+    card = path.with_suffix('.md').read_text()
+    line = next(line for line in card.splitlines() if line.startswith('model.load_state_dict'))
+    exec(line.replace(path.name, str(path)), dict(torch=torch, model=(model := RegModel())))
+
+    assert '**holds**: `model`, `opt`' in card and "weights_only=True)['model']" in card
+    assert all(map(torch.equal, model.parameters(), learn.model.parameters()))
+
+
+@pytest.mark.parametrize('keys, there', [('optimizer', 'model, opt, meta;'), (['opt', 'rng'], 'model, opt, meta;'),
+                                         ('loss', 'model, opt, meta;'), (3, 'model, opt, meta;')])
+def test_parts_that_are_not_there(keys, there, tmp_path):
+    "They are an error that names those there are, and nothing is written"
+    with pytest.raises(ValueError, match=f'publish: keys=.* names nothing .*there are {there}'):
+        fitted(tmp_path).publish('reg', keys=keys)
+
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_an_optimizer_that_is_not_there_yet(tmp_path):
+    "Before the first fit it is none of them"
+    with pytest.raises(ValueError, match="keys='opt' .*there are model, meta"):
+        synth_learner(path=tmp_path).publish('reg', keys='opt')

@@ -16,8 +16,9 @@ from ..display import say
 from ..every import Every
 from ..files import DamagedFile, load_file, remove_temps, save_file, verify_file
 from ..learner import Learner
+from ..meta import meta_of
 from ..plain import from_plain, to_plain
-from ..state import learner_state, states_of
+from ..state import keyed, learner_state, states_of
 from ..utils import check_number, warn
 from ..weights import weights_of
 from .tracker import TrackerCallback
@@ -33,11 +34,11 @@ class Checkpoint(Callback):
     Files are `run1_step500.ckpt`, `run1_best_accuracy.ckpt`: a run is what one Checkpoint saves, in however many fits;
     those of other runs are left alone. `learn.load('checkpoints/run1_best_accuracy.ckpt')` takes the best weights.
     A file is written beside its place, checked, and moved there; older ones go only then. A stop (Ctrl-C, a signal)
-    saves before it ends the fit; one in validation saves when that has been cleaned up, and it is run again. An error
-    in the midst of a batch has left nothing that could be gone on with exactly: then the weights and the optimizer go
-    to `run1_error.pth`, which `learn.load` takes.
+    saves before it ends the fit; one in validation saves when that has been cleaned up, and it is run again. So does an
+    error in validation, or in what follows it. One in the midst of training has left nothing that could be gone on with
+    exactly: then the weights and the optimizer go to `run1_error.pth`, which `learn.load` takes.
     Raises: OSError, ValueError or TypeError at the start of a fit if the folder cannot be written to, a monitored
-    column is not there, or a callback wants kept what a file cannot hold.
+    column is not there, or a callback wants kept, or `learn.meta` has, what a file cannot hold.
     Order: after all others."""
     order = 1000
     run_in = {'fit'}
@@ -94,6 +95,7 @@ class Checkpoint(Callback):
         folder.mkdir(parents=True, exist_ok=True)
         for place in {folder, Path(self.learn.path)/self.learn.model_dir}: remove_temps(place)
         to_plain(states_of(self.learn), 'learner.callbacks')  # what no file can hold is an error now
+        meta_of(self.learn)
         weights = [v for v in weights_of(self.learn.model).values() if isinstance(v, Tensor) and not is_lazy(v)]
         need = 3*sum(v.numel()*v.element_size() for v in weights)  # an optimizer may come to hold two numbers for each
         if (free := shutil.disk_usage(folder).free) < need: warn(
@@ -135,7 +137,7 @@ class Checkpoint(Callback):
         if paused and self.learn.stopped_by and self.saved == self.learn.n_step: say(
             f"Checkpoint: stopped by {self.learn.stopped_by} after step {self.saved}, and saved: `fit(…, resume=True)` "
             f"goes on from `{self._file(f'step{self.saved}', '.ckpt')}`")
-        if not (self.over or paused) and self.at_end and trained: self._save_error()
+        if not (self.over or paused) and self.at_end and trained: self._save_after_error()
         if self.n_failed: warn(f"Checkpoint: the last {self.n_failed} files could not be written" + (
             '' if self.saved is None else f"; the newest one is of step {self.saved}"))
         for t in self.trackers: t.learn = None
@@ -147,7 +149,8 @@ class Checkpoint(Callback):
     def _save(self, name='', done=False, shot=None):
         start, learn = perf_counter(), self.learn
         def write(path):
-            state = learner_state(learn, shot) | dict(done=done)
+            state: dict[str, Any] = learner_state(learn, shot) | dict(done=done, meta=meta_of(learn))
+            state['callbacks'] |= {k: self.state_dict() for k, cb in keyed(learn).items() if cb is self}  # its run now
             learn('before_save', state)
             save_file(to_plain(state, 'learner'), path)
             verify_file(path)
@@ -159,8 +162,13 @@ class Checkpoint(Callback):
         self.due, self.took = False, perf_counter()-start
         if self.auto: self.every = Every(f'{max(10., 100*self.took):.2f}s', last=False)
 
-    def _save_error(self):
-        if self._written('error', '.pth', lambda path: self.learn.save(path.absolute(), with_opt=True)): say(
+    def _save_after_error(self):
+        if self.learn.trained and self.learn._trained:
+            self._save(shot=self.learn._trained)
+            if self.saved == self.learn.n_step: say(
+                f"Checkpoint: training was over when the error came, after step {self.saved}, and is saved: `fit(…, "
+                "resume=True)` goes on with the validation")
+        elif self._written('error', '.pth', lambda path: self.learn.save(path.absolute(), with_opt=True)): say(
             f"Checkpoint: weights and optimizer as they were at the error are in `{self._file('error', '.pth')}`, for "
             "`learn.load`; `fit(…, resume=True)` goes on from the last checkpoint")
 

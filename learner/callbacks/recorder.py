@@ -1,4 +1,4 @@
-"""Recorder: losses, learning rates and metrics of a fit, a row an epoch; `learn.history` and `learn.smooth_loss`.
+"""Recorder: losses, learning rates and metrics of a fit, a row an epoch; readings.py says how they are asked for.
 
 Losses stay on the device until somebody reads them or the phase ends, so recording never waits for a GPU."""
 import math
@@ -7,12 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from fastcore.basics import patch
 
 from ..callback import Callback
 from ..hypers import stack_readings
-from ..learner import Learner
 from ..plot import plot_hypers, plot_loss, plot_lr_find
+from ..scalars import Scalars
 from ..tensors import n_items
 from ..utils import replacing, warn
 from .series import Losses, contents, gathered, put_back
@@ -63,7 +62,7 @@ class Recorder(Callback):
     unique = True
     run_in = frozenset({'fit', 'validate', 'lr_find'})
     state = ('valid', 'parts', 'active', 'begun')
-    not_hashed = ('times',)
+    not_hashed = ('times', 'notes')  # what people note may be times too
     start_time = math.nan  # of the epoch
     reading: Any = None    # what the last step was made with
     begun = False          # has the present phase begun for this callback? Another may cancel it before
@@ -87,6 +86,7 @@ class Recorder(Callback):
         self.values: list[Row] = []     # a row an epoch: losses and metrics
         self.log: list|None = None      # this epoch's row as shown, aligned with `metric_names`, once it is there
         self.columns: dict = {}         # (phase, validation set) -> names of its columns
+        self.notes: dict[str, Scalars] = {}  # what `learn.note` was given, by name
         self.row: dict = {}             # what the present epoch has given so far
         self.start: int|None = None     # number of the first batch of this epoch's training, once it has begun
         self.empty: list = []           # `contents` of its metrics, as they were then
@@ -143,7 +143,8 @@ class Recorder(Callback):
         of_groups = {f'{n}_{i}' for n in own_hypers for i in range(len(self.opt.hypers) if self.opt else 0)}
         def add(name, value):
             names = (name, *(f'{name}_{i}' for i in range(2, 99)))
-            results[next(n for n in names if n not in {*results, *others, *own_columns, *of_groups})] = float(value)
+            taken = {*results, *others, *own_columns, *of_groups, *self.notes}
+            results[next(n for n in names if n not in taken)] = float(value)
         for k, part in self.parts.items(): add(f'{which}{phase}_{k}', part.mean())
         which += f'{phase}_' if self.train_metrics else ''
         for m in self.active:
@@ -261,7 +262,7 @@ class Recorder(Callback):
         for m in self.metrics if self.run_kind != 'validate' else (): m.reset()
 
     def state_dict(self) -> dict[str, Any]:
-        "Tensors and plain values; only `times` differ between two equal fits"
+        "Tensors and plain values; only `times`, and `notes` of times, differ between two equal fits"
         self.losses  # noqa: B018  # of a bad loss is told now: it is known to have been when this is loaded
         mid = self.start is not None and 'train_loss' not in self.row  # in the midst of training
         return dict(
@@ -269,7 +270,8 @@ class Recorder(Callback):
             has_row=self.log is not None, columns=[(*key, list(names)) for key, names in self.columns.items()],
             values=[dict(zip(row.names, row)) for row in self.values],
             history=[{**h, 'time': None} for h in self.history],  # where it stands among the columns
-            train=self.train.pack(), parts={k: part.pack() for k, part in self.parts.items()} if mid else {},
+            notes={k: values.pack() for k, values in self.notes.items()}, train=self.train.pack(),
+            parts={k: part.pack() for k, part in self.parts.items()} if mid else {},
             metrics={m.name: gathered(m, e) for m, e in zip(self.active, self.empty)} if mid else None,
             times=dict(history=[h['time'] for h in self.history], epoch=time.perf_counter()-self.start_time))
 
@@ -279,6 +281,7 @@ class Recorder(Callback):
         self.columns = {(phase, name): list(names) for phase, name, names in state['columns']}
         self.values = [Row(row, row.values()) for row in state['values']]
         self.history = [{**h, 'time': t} for h, t in zip(state['history'], state['times']['history'], strict=True)]
+        self.notes = {k: Scalars.unpack(values) for k, values in state.get('notes', {}).items()}  # old files
         self._load_series(state['train'])
         self.parts = {k: Losses.unpack(part) for k, part in state['parts'].items()}
         self.log = None
@@ -328,20 +331,3 @@ class Recorder(Callback):
         Raises: ValueError if there was none."""
         if self.lr_curve is None: raise ValueError("plot_lr_find: `learn.lr_find()` has not been called yet")
         return plot_lr_find(**self.lr_curve, ax=ax)
-
-
-@patch(as_prop=True)  # pyright: ignore[reportOptionalCall]
-def smooth_loss(self: Learner) -> float:
-    "The Recorder's moving average of the training loss; NaN before the first batch; reading it may wait for a GPU"
-    losses = self.recorder.losses if 'recorder' in vars(self) else ()
-    return losses[-1] if losses else math.nan
-
-
-@patch(as_prop=True)  # pyright: ignore[reportOptionalCall]
-def history(self: Learner) -> Any:
-    """All epochs of all fits as a DataFrame: fit, epoch, losses, metrics, time (seconds), and hyper-parameters
-
-    `lr`, `mom` and `wd` are the last group's at the epoch's last batch; with several groups there are also `lr_0`,
-    `lr_1` and so on. NaN where a phase was skipped or cancelled before it gave anything."""
-    import pandas as pd
-    return pd.DataFrame(self.recorder.history)

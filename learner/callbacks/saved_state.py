@@ -10,6 +10,7 @@ from ..display import say
 from ..files import load_file, save_file
 from ..frame import current_opt
 from ..learner import Learner
+from ..meta import meta_of
 from ..plain import digest, from_plain, to_plain
 from ..state import differences, keyed, learner_state, restore_snapshot, restore_weights
 from ..weights import model_path
@@ -41,6 +42,7 @@ def put_back(
     learn('before_load', state)
     restore_weights(learn, state, frozenset(L(allow)))
     restore_snapshot(learn, state)
+    for k, v in state.get('meta', {}).get('user', {}).items(): learn.meta.setdefault(k, v)  # this script knows better
     learn('after_load', state)
 
 
@@ -83,10 +85,11 @@ def save_state(self: Learner,
 ) -> Path:           # of the file
     """Save everything in one file, durably and with a checksum; `torch.load(weights_only=True)` opens it
 
+    It tells when it was made, with which versions, and what `learn.meta` holds: `checkpoint_meta(file)` reads that.
     Raises: OSError if it cannot be written: the file of that name is as it was; TypeError for what a callback wants
-    kept and a file cannot hold; RuntimeError in the midst of a batch, where `learn.request_save()` waits for its end.
-    """
-    state, path = _whole_state(self), model_path(self, file, '.ckpt')
+    kept, or `learn.meta` has, and a file cannot hold; RuntimeError in the midst of a batch, where
+    `learn.request_save()` waits for its end."""
+    state, path = _whole_state(self) | dict(meta=meta_of(self)), model_path(self, file, '.ckpt')
     self('before_save', state)
     save_file(to_plain(state, 'learner'), path)
     return path
@@ -99,6 +102,7 @@ def load_state(self: Learner,
 ) -> Learner:
     """Load what `save_state` or a Checkpoint saved; a fit goes on by `fit(resume=file)`
 
+    What `learn.meta` has not comes from the file; what it has, stays.
     Raises: DamagedFile if it is not as it was written; ValueError naming what does not fit; RuntimeError in a fit."""
     path = model_path(self, file, '.ckpt', there=True)
     return _load(self, from_plain(load_file(path)), allow, f"`{path}`")
