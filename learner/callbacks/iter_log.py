@@ -31,7 +31,7 @@ def _say(learn, lines):  # where a bar may be
 
 
 class IterLogger(Callback):
-    """Each so many steps a line, and a row in `learn.recorder.iters_table`
+    """Each so many steps a line, and a row in `learn.recorder.iters_table`; one too for what is left at a fit's end
 
     `loss` is the mean over exactly the last `window` steps, that of a step being the mean over its batches. `lr` is the
     last group's. `items_per_s`, `wait_ms` (for data) and `compute_ms`, a step each, are those since the line before,
@@ -50,12 +50,12 @@ class IterLogger(Callback):
     start: Any = None    # when the fit began in this process, and what it had done
 
     def __init__(self,
-        every: int|str = 20,  # steps between two lines; or '20it', '10s'
+        every: Any = 20,      # steps between two lines; or '20it', '10s', or an Every, which also says if at the end
         window: int = 20,     # steps over which the loss is averaged
     ):
         if not isinstance(every, str | Every): check_number('IterLogger: `every`', every, 1, whole=True, of='steps')
         check_number('IterLogger: `window`', window, 1, whole=True, of='steps')
-        self.every, self.window = Every(every if isinstance(every, str | Every) else f'{every}it', last=False), window
+        self.every, self.window = Every(every if isinstance(every, str | Every) else f'{every}it'), window
         if self.every.unit == 'ep': raise ValueError(
             f"IterLogger: every={every!r} is of epochs, of which the table has a row each: give '20it' or '10s'")
         self._begin()
@@ -100,7 +100,10 @@ class IterLogger(Callback):
 
     def save_point(self): self.ended = perf_counter()
 
-    def cleanup_train(self): self.reading = None
+    def after_fit(self):
+        if self.every.last and self.steps and not self.learn.paused: self._log(perf_counter())
+
+    def cleanup_fit(self): self.reading = None
 
     def mean_loss(self) -> float:  # NaN if there are none
         "Mean over the last `window` steps; reading it may wait for an accelerator"
@@ -116,7 +119,7 @@ class IterLogger(Callback):
                    items_per_s=self.items/(self.wait+self.compute), wait_ms=1000*self.wait/n,
                    compute_ms=1000*self.compute/n, eta_s=passed*(1-pct)/(pct-pct0) if pct > pct0 else math.nan)
         _rows(self.recorder).append(row)
-        eta = f", {timedelta(seconds=round(row['eta_s']))} left" if pct > pct0 else ''
+        eta = f", {timedelta(seconds=round(row['eta_s']))} left" if pct0 < pct < 1 else ''
         _say(learn, [f"step {row['step']}: loss {row['loss']:.6g}, lr {lr:.4g}, {row['items_per_s']:.4g} items/s, data "
                      f"{row['wait_ms']:.3g} ms, compute {row['compute_ms']:.3g} ms{eta}"])
         self._since()

@@ -162,7 +162,8 @@ class ProfilerCallback(Callback):
 
     def cleanup_batch(self): self.profiler.step()
 
-    def cleanup_fit(self): self.profiler.stop()
+    def cleanup_fit(self):
+        if self.profiler: self.profiler.stop()  # else torch has refused it
 
     def _write(self, profiler):
         path = Path(self.learn.path)/self.fname

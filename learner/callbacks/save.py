@@ -117,14 +117,15 @@ def load(self: Learner,
     path = model_path(self, file, '.pth', there=True)
     state = _read(path)
     self('before_load', state)
-    weights, report = _fitting(self, state, strict, drop, rename or {}, path)
+    weights, report, names = _fitting(self, state, strict, drop, rename or {}, path)
     opt = _opt_state(self, state, weights, with_opt, path)
     if report: warn(f"`{path}` is loaded in part:{report}")
     if opt: self.opt.load_state_dict(opt)
     put_weights(self.model, weights, self.loss_func)
-    self('after_load', state)
-    for k, v in state.items():
-        if isinstance(v, dict) and 'n_averaged' in v and not hasattr(self, k): warn(
+    averages = {k: v | _named(v, names) for k, v in state.items() if isinstance(v, dict) and 'n_averaged' in v}
+    self('after_load', state | averages)
+    for k in averages:
+        if not hasattr(self, k): warn(
             f"`{path}` holds an average of weights too, '{k}', with which evaluations were done: the weights that were "
             f"trained are loaded. With its callback among `learn.cbs` both are")
     return self
@@ -169,7 +170,13 @@ def _fitting(learn, state, strict, drop, rename, path):  # what to load, by its 
         f"`{path}` does not fit this model:{report}\n`strict=False` loads what fits; `drop` leaves names out, `rename` "
         "changes those of the file")
     versions = getattr(state['model'], '_metadata', None) if all(k == n for k, n in names.items()) else None
-    return with_versions(fitting, versions), report
+    return with_versions(fitting, versions), report, names
+
+
+def _named(average, names):  # as the weights are, for which it is
+    parts = dict(model='', loss='loss_func.')
+    return {part: {names[prefix+k].removeprefix(prefix): v for k, v in average[part].items() if prefix+k in names}
+            for part, prefix in parts.items() if part in average}
 
 
 def _mapped(names, own, rename):  # by name in the file, the name here

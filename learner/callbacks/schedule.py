@@ -12,6 +12,7 @@ import numpy as np
 from fastcore.foundation import L
 
 from ..callback import Callback
+from ..display import say
 from ..utils import warn
 
 __all__ = ['Scheduler', 'ParamScheduler', 'steps_of', 'refuse_both']
@@ -106,7 +107,8 @@ class ParamScheduler(Scheduler):
     Between `begin` and `end` each function gets: with `by='pos'` the position from 0 to 1, step `i` of `n` being at
     `i/(n-1)`, so that the last one is at 1; with `'step'` the number of the step, with `'epoch'` that of the epoch,
     both counted from `begin`. Outside nothing is set, and what was set last stays. Several ParamSchedulers work
-    together: they set the same hyper-parameter one after the other, and their factors multiply.
+    together: they set the same hyper-parameter one after the other, and their factors multiply. If the functions are
+    others when a saved fit goes on, they hold from there on, and that is said.
     Raises: ValueError or TypeError, at the latest at the start of a fit, saying what does not fit."""
     state = ('first', 'start', 'set_to', 'scaled_by', 'acted_at', 'epoch0')
     acted_at = -1              # the step at which this one acted last
@@ -242,5 +244,17 @@ class ParamScheduler(Scheduler):
         peers = [cb for cb in self.peers if cb is not self]
         for cb in peers: cb.peers, cb.reading, cb.step_i = peers, None, -1  # they set theirs again, if the fit goes on
         self.peers = ()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # what `state_dict` gave
+        "Go on there, with the functions that this one has"
+        in_fit = self.start is not None
+        super().load_state_dict(state)
+        if not in_fit or self.acted_at < 0: return
+        for given, old in (self.scheds, self.set_to), (self.factors, self.scaled_by):
+            for name, f in given.items():
+                now, was = self._each(name, f(self._x(self.acted_at))), old.get(name, [])
+                if len(was) != len(now) or not np.allclose(now, was, rtol=1e-9, atol=0): say(
+                    f"{self}: from here on it is another schedule, whose `{name}` at step {self.acted_at} of the fit "
+                    f"is {now[-1]:.6g}" + (f", where it was {was[-1]:.6g}" if was else ''))
 
     def __repr__(self) -> str: return f"ParamScheduler({', '.join([*self.scheds, *self.factors])})"

@@ -3,11 +3,13 @@ import inspect
 import math
 import warnings
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
+from ..display import say
 from ..host import callback_makers
 from ..utils import warn
 from .schedule import ParamScheduler, Scheduler, refuse_both
@@ -16,6 +18,9 @@ __all__ = ['TorchScheduler']
 
 absolute = OneCycleLR, CyclicLR  # whose rates do not go by those that are set
 by_group = {'max_lr', 'base_lr', 'min_lr', 'max_momentum', 'base_momentum', 'lr_lambda'}  # may be lists of one each
+# where a scheduler stands; what else it keeps are its arguments
+position = {'last_epoch', '_last_lr', '_step_count', '_is_initial', '_get_lr_called_within_step', 'T_cur', 'T_i',
+            'best', 'num_bad_epochs', 'cooldown_counter'}
 
 
 class TorchScheduler(Scheduler):
@@ -24,10 +29,14 @@ class TorchScheduler(Scheduler):
     One that is given as a class or a partial is made at the start of each fit, over that fit's learning rates, and what
     it needs of these is filled in unless it is given: `total_steps`, `T_max`, `max_lr`. An instance goes on where it
     was, with its own rates.
-    Rates that `param_opts` fixes stay.
+    Rates that `param_opts` fixes stay. A fit that is gone on with by another scheduler, or other arguments, has from
+    there on the rates of these, and says so.
     Raises: ValueError at the start of a fit, saying what does not fit; TypeError if it is no scheduler."""
     sched: Any = None     # torch's scheduler, in a fit
     has_step = False      # did torch's optimizer have a `step` of its own before? A scheduler gives it one
+    made: Any = None      # its arguments when the fit began
+    base: Any = ()        # the rates it was made over, one for each of torch's groups
+    changed = False       # is the fit gone on with by another one than it was begun with?
 
     def __init__(self,
         make: Any,                     # an LRScheduler: class, partial, instance, or a function of torch's optimizer
@@ -45,13 +54,11 @@ class TorchScheduler(Scheduler):
     def before_fit(self):
         opt, others = self.opt.opt, self._begin()
         self.has_step, self.said, self.held, self.plans = 'step' in vars(opt), False, 0, False
-        if isinstance(self.make, LRScheduler): self.sched = self._given(self.make)
-        else:
-            if 'wd' in self.opt.places: self.opt.regroup(by_decay=True)  # now: it would come in mid-fit with a decay
-            for g in opt.param_groups: g.pop('initial_lr', None)  # an earlier scheduler's, which torch would take over
-            self.sched = self.make(opt, **self._filled())
-            if not isinstance(self.sched, LRScheduler): raise TypeError(
-                f"TorchScheduler: {self.make} returned a `{type(self.sched).__name__}`, no scheduler of torch's")
+        if isinstance(self.make, LRScheduler): self._given(self.make)
+        elif 'wd' in self.opt.places: self.opt.regroup(by_decay=True)  # now: it would come in mid-fit with a decay
+        self.base, self.changed = [g['lr'] for g in opt.param_groups], False
+        self.sched = self.make if isinstance(self.make, LRScheduler) else self._made()
+        self.made = dict(cls=type(self.sched).__name__, state=self._kept())
         by_step = isinstance(self.sched, absolute)
         self.steps = (self.by or ('step' if by_step else 'epoch')) == 'step'
         total, done = (self.total(), self._steps_done()) if self.steps else (self.n_epoch, self.epoch)
@@ -73,6 +80,12 @@ class TorchScheduler(Scheduler):
             f"this {type(sched).__name__} was made before the optimizer's groups were laid out anew for their decay: "
             "give its class or a partial")
         for g, lr in zip(sched.optimizer.param_groups, sched.get_last_lr()): g['lr'] = lr
+
+    def _made(self):
+        for g in self.opt.opt.param_groups: g.pop('initial_lr', None)  # an earlier one's, which torch would take over
+        sched = self.make(self.opt.opt, **self._filled())
+        if not isinstance(sched, LRScheduler): raise TypeError(
+            f"TorchScheduler: {self.make} returned a `{type(sched).__name__}`, no scheduler of torch's")
         return sched
 
     def _filled(self):  # what a class needs to know of this fit
@@ -166,24 +179,55 @@ class TorchScheduler(Scheduler):
     def state_dict(self) -> dict[str, Any]:
         "What torch's scheduler keeps, and where the fit began; empty outside a fit"
         if not self.sched: return {}
+        return dict(sched=self._kept(), made=self.made, first=self.first, start=self.start, held=self.held)
+
+    def _kept(self):
         lambdas = getattr(self.sched, 'lr_lambdas', ())
-        if all(hasattr(f, '__dict__') for f in lambdas): sched = self.sched.state_dict()
-        else:  # torch asks each that is no plain function for its state, and a built-in one has none
-            sched = {**vars(self.sched), 'lr_lambdas': [None]*len(lambdas)}
-            del sched['optimizer']
-        return dict(sched=sched, first=self.first, start=self.start, held=self.held)
+        if all(hasattr(f, '__dict__') for f in lambdas): return deepcopy(self.sched.state_dict())
+        # torch asks each that is no plain function for its state, and a built-in one has none
+        return deepcopy({k: v for k, v in vars(self.sched).items() if k not in ('optimizer', 'lr_lambdas')}
+                        | {'lr_lambdas': [None]*len(lambdas)})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # what `state_dict` gave
-        "Let the fit's scheduler go on from there; what it was told of the length of the fit is that of this one"
+        "Let the fit's scheduler go on from there; its arguments stay, and what they give is done in `after_load`"
         if not state or not self.sched: return
-        length = 'total_steps', 'T_max', '_schedule_phases'
-        told = {k: v for k, v in vars(self.sched).items() if self.plans and k in length}
-        self.sched.load_state_dict(state['sched'] | told)
         self.first, self.start, self.held = state['first'], state['start'], state['held']
+        (cls, now), (was, then) = ((o['cls'], arguments(o['state'])) for o in (self.made, state.get('made', self.made)))
+        told = [f"{k}={now.get(k)!r}, which was {then.get(k)!r}" for k in {**now, **then} if now.get(k) != then.get(k)]
+        if cls != was: told = [f"{cls}, which was {was}"]
+        if told: say(f"{self}: from here on it is {'; '.join(told)}")
+        self.changed = bool(told) and not (cls == was == 'ReduceLROnPlateau')  # that one goes by what it has seen
+        if not self.changed: self.sched.load_state_dict({**state['sched'], **(now if told else {})})
+
+    def after_load(self,
+        state: dict[str, Any],  # what was loaded
+    ):
+        found = [cb for cb in self.learn.ordered if isinstance(cb, TorchScheduler) and cb.sched]
+        if self is not found[-1] or not any(cb.changed for cb in found): return  # once, for all that are chained
+        if lost := [cb for cb in found if isinstance(cb.sched, ReduceLROnPlateau) and not cb.changed]: raise ValueError(
+            f"{lost[0]} has to be alone if the fit is to go on with another scheduler beside it: what it has made of "
+            "the rates cannot be found again")
+        for g, lr in zip(self.opt.opt.param_groups, found[0].base): g['lr'] = lr
+        with quiet():
+            for cb in found: cb._again()
+
+    def _again(self):  # as if the fit had been begun with it
+        if self.sched is self.make: self.sched.load_state_dict(self.made['state'])
+        else: self.sched = self._made()
+        self.changed, self.held = False, 0
+        for _ in range(self.learn.n_step-self.first if self.steps else self.epoch): self._advance()
 
     def __repr__(self) -> str:
         o = self.make.func if isinstance(self.make, partial) else self.make
         return f"TorchScheduler({getattr(o, '__name__', type(o).__name__)})"
+
+
+def arguments(
+    state: Any,   # of a scheduler of torch's
+) -> Any:
+    "Its state without where it stands"
+    if isinstance(state, dict): return {k: arguments(v) for k, v in state.items() if k not in position}
+    return [arguments(v) for v in state] if isinstance(state, (list, tuple)) else state
 
 
 @contextmanager

@@ -64,8 +64,8 @@ class TrackerCallback(Callback):
             names[1:] or self.monitor.startswith(names[0].removesuffix('loss')) for names in columns)
 
     def _no_column(self, names):
-        return (f"{self}: there is no column `{self.monitor}` to monitor, only {', '.join(names)}; one that only the "
-                "first row will have needs `comp`")
+        return (f"{self}: there is no column `{self.monitor}` to monitor, only {', '.join(names)}" + (
+            "; one that only the first row will have needs `comp`" if self.comp is None else ''))
 
     def _direction(self, columns):
         if self.comp is not None: return is_max[self.comp]

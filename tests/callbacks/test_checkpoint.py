@@ -11,6 +11,7 @@ from torch import nn
 
 from learner import files
 from learner.callback import Callback
+from learner.callbacks.averaging import EMA
 from learner.callbacks.checkpoint import Checkpoint, saved_files
 from learner.callbacks.tracker import TrackerCallback
 from learner.every import Every
@@ -220,6 +221,24 @@ def test_an_error_leaves_the_weights(tmp_path):
     assert left == ['run1_error.pth', 'run1_step4.ckpt', 'run1_step8.ckpt']
     assert again.final_hash == whole.final_hash
     assert all(map(torch.equal, weights, other.model.parameters()))
+
+
+@pytest.mark.parametrize('event', ['before_validate', 'after_pred', 'after_validate', 'after_epoch'])
+def test_an_error_after_an_epochs_training(tmp_path, event):
+    "If training was over when the error came, that is saved whole: another process goes on with the validation"
+    whole = uninterrupted(tmp_path, 3)
+    learn, seen = noisy_learner(tmp_path), []
+    def fail(cb):
+        if cb.epoch == 1 and cb.learn.trained: raise ValueError('odd')
+    cbs = [EMA(), Checkpoint(), Callback(**{event: fail})]
+    with pytest.raises(ValueError, match='odd'): learn.fit(3, 1e-2, cbs=cbs)
+
+    again = noisy_learner(tmp_path)
+    note = Callback(before_batch=lambda cb: seen.append((cb.epoch, cb.training)))
+    again.fit(3, 1e-2, cbs=[EMA(), Checkpoint(), note], resume=True)
+
+    assert names(learn) == ['run1_step10.ckpt', 'run1_step15.ckpt'] and seen[0] == (1, False)
+    assert all(map(torch.equal, again.model.parameters(), whole.model.parameters()))
 
 
 def test_an_early_stop_is_over(tmp_path):

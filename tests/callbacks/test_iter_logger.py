@@ -1,8 +1,10 @@
 """IterLogger: lines and rows by steps, with the loss over a true window; DebugInfo: magnitudes by layer."""
 import math
+from contextlib import suppress
 
 import pytest
 import torch
+from pandas import Series
 from torch import nn
 
 from learner.callback import Callback
@@ -11,8 +13,10 @@ from learner.callbacks.iter_log import DebugInfo, IterLogger
 from learner.callbacks.schedule import ParamScheduler
 from learner.callbacks.training import GradientAccumulation, GradientClip
 from learner.callbacks.validate_every import ValidateEvery
+from learner.events import CancelFitException
+from learner.every import Every
 from learner.schedules import SchedLin
-from tests.helpers import synth_learner
+from tests.helpers import raises, synth_learner
 from tests.resume_helpers import AskAt, noisy_learner
 
 timed = ['items_per_s', 'wait_ms', 'compute_ms', 'eta_s']
@@ -38,7 +42,7 @@ def test_a_true_window(window, every):
 
     raw, table = learn.recorder.raw_losses, learn.recorder.iters_table
     expected = [math.fsum(now := raw[max(0, n-window):n])/len(now) for n in table.step]
-    assert table.loss.tolist() == pytest.approx(expected, rel=1e-12) and len(table) == 40//int(str(every)[0])
+    assert table.loss.tolist() == pytest.approx(expected, rel=1e-12) and len(table) == math.ceil(40/int(str(every)[0]))
 
 
 def test_a_row():
@@ -48,10 +52,41 @@ def test_a_row():
 
     table = learn.recorder.iters_table
 
-    assert table.step.tolist() == [3, 6, 9, 12, 15, 18] and table.fit.tolist() == [0]*3 + [1]*3
-    assert table.epoch.tolist() == [0, 1, 1, 0, 0, 1]
-    assert table.lr.tolist()[:3] == [learn.recorder.lrs[i] for i in (2, 5, 8)]
+    assert table.step.tolist() == [3, 6, 9, 10, 12, 15, 18, 20] and table.fit.tolist() == [0]*4 + [1]*4
+    assert table.epoch.tolist() == [0, 1, 1, 1, 0, 0, 1, 1]
+    assert table.lr.tolist()[:4] == [learn.recorder.lrs[i] for i in (2, 5, 8, 9)]
     assert (table[timed[:3]] > 0).all(axis=None) and (table.eta_s >= 0).all()
+
+
+@pytest.mark.parametrize('every, steps', [('20it', [15]), (Every('20it', last=False), []), (5, [5, 10, 15])], ids=str)
+def test_the_last_line(every, steps):
+    "What is left at the end of a fit has a line too, unless that is not wanted; of nothing there is none"
+    learn = synth_learner(n=5)
+
+    learn.fit(3, cbs=IterLogger(every))
+
+    assert learn.recorder.iters_table.get('step', Series()).tolist() == steps
+
+
+@pytest.mark.parametrize('end, steps', [(CancelFitException, [3, 5]), (KeyError, [3])])
+def test_the_last_line_of_a_fit_that_ends_early(end, steps):
+    "One that a callback ends has it, one that an error ends has not"
+    learn = synth_learner(n=5)
+
+    with suppress(KeyError): learn.fit(3, cbs=[IterLogger(3), Callback(after_epoch=raises(end))])
+
+    assert learn.recorder.iters_table.step.tolist() == steps
+
+
+def test_the_last_line_of_a_fit_by_steps():
+    "A fit that is made in pieces has it once, at its end"
+    learn = synth_learner([IterLogger(2)], n=5)
+
+    for _ in range(4): learn.step(1, n_epoch=1)
+    assert learn.recorder.iters_table.step.tolist() == [2, 4]
+    learn.step(1, n_epoch=1)
+
+    assert learn.recorder.iters_table.step.tolist() == [2, 4, 5]
 
 
 def test_with_accumulation():

@@ -111,3 +111,12 @@ def test_a_short_or_failing_fit_ends_its_profile(tmp_path, capfd):
     with pytest.raises(ValueError): learn.fit(1)
 
     assert not torch.autograd._profiler_enabled()
+
+
+def test_a_profiler_that_torch_refuses():
+    "An error of torch's profiler is the one that is raised"
+    learn = synth_learner(n=5)
+
+    with pytest.raises(TypeError, match='nonsense') as e: learn.fit(1, cbs=ProfilerCallback(nonsense=1))
+
+    assert len(e.value.__notes__) == 1

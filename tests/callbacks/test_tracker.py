@@ -230,10 +230,11 @@ def test_no_such_column(cls, monitor, comp, kwargs, columns):
     "A column that cannot come is refused before training, and those that there are are named"
     learn = synth_learner(**kwargs)
 
-    with pytest.raises(ValueError, match=f'{cls.__name__}: there is no column `{monitor}` to monitor, only {columns};'):
+    message = f'{cls.__name__}: there is no column `{monitor}` to monitor, only {columns}'
+    with pytest.raises(ValueError, match=message) as e:
         learn.fit(1, cbs=cls(monitor, comp))
 
-    assert learn.train_iter == 0
+    assert learn.train_iter == 0 and ('needs `comp`' in str(e.value)) == (comp is None)
 
 def parts(pred, y): return dict(part=(pred-y).abs().mean(), rest=pred.square().mean())
 
@@ -252,7 +253,7 @@ def test_column_that_does_not_come():
     "If it is not in the first row it is an error then, not a tracker without effect"
     learn = synth_learner(cb := TrackerCallback('c', 'max'), metrics=pair)
 
-    with pytest.raises(ValueError, match='no column `c` to monitor, only train_loss, valid_loss, a, b;'): learn.fit(2)
+    with pytest.raises(ValueError, match='no column `c` to monitor, only train_loss, valid_loss, a, b\n'): learn.fit(2)
 
     assert learn.epoch == 0 and cb.best is None
 
