@@ -32,7 +32,8 @@ levels = [
        callbacks.swa callbacks.switch callbacks.sync_buffers callbacks.testing callbacks.torch_schedule
        callbacks.tracker callbacks.training callbacks.turns
        callbacks.validate_every export interpret no_trace pickled publish resampled solver''',
-    'integrations.mmengine integrations.mmengine_hook integrations.mmengine_hub integrations.mmengine_runner',
+    '''integrations.mmengine integrations.mmengine_hook integrations.mmengine_hub integrations.mmengine_runner
+       integrations.mmengine_table''',
     '__init__ all',
 ]
 # All imports within a level: a file, and those it builds on.
@@ -67,7 +68,8 @@ same_level = {
     'export': 'callbacks.averaging', 'pickled': 'export', 'publish': 'export',
     'solver': 'callbacks.iter_log callbacks.regularize callbacks.solving callbacks.tracker callbacks.training',
     'callbacks.training': 'callbacks.control callbacks.schedule callbacks.turns',
-    'integrations.mmengine': 'integrations.mmengine_hook integrations.mmengine_hub integrations.mmengine_runner',
+    'integrations.mmengine': '''integrations.mmengine_hook integrations.mmengine_hub integrations.mmengine_runner
+                               integrations.mmengine_table''',
     'integrations.mmengine_hook': 'integrations.mmengine_runner',
     'integrations.mmengine_runner': 'integrations.mmengine_hub',
     'all': '__init__',

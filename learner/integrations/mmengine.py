@@ -16,8 +16,10 @@ from ..order import order_names
 from .mmengine_hook import as_hook, from_sites
 from .mmengine_hub import Watched
 from .mmengine_runner import Runner, modes, priorities, sites
+from .mmengine_table import counterparts
 
-__all__ = ['as_callback', 'as_hook', 'HookOfMMEngine', 'Runner', 'priority_order', 'sites', 'from_sites']
+__all__ = ['as_callback', 'as_hook', 'HookOfMMEngine', 'Runner', 'priority_order', 'sites', 'from_sites',
+           'counterparts']
 
 batch_events = {'before_batch': 'before', 'after_batch': 'after'}
 

@@ -1,0 +1,56 @@
+"""The table of counterparts: each of its lines runs, and does what it is there for."""
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from learner import all as everything
+from learner.events import CancelFitException
+from learner.integrations.mmengine import as_callback, counterparts
+from learner.integrations.mmengine_table import lines, not_planned
+from learner.learner import Learner
+from tests.mmengine_helpers import All
+
+
+def mean_abs(pred, y): return (pred-y).abs().mean()
+mean_abs.greater_is_better = False
+
+def stop(cb): raise CancelFitException
+
+
+@pytest.fixture
+def names(tmp_path, monkeypatch):
+    "What the lines name"
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    def loader(n): return DataLoader(TensorDataset(torch.randn(n, 2), torch.randn(n, 1)), 4)
+    model, dls = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), (loader(20), loader(8))
+    learn = Learner(dls, model, nn.functional.mse_loss, lr=.1, metrics=mean_abs, path=tmp_path)
+    return {**vars(everything), **dict(
+        learn=learn, model=model, loss_func=nn.functional.mse_loss, train_dl=dls[0], valid_dl=dls[1], mean_abs=mean_abs,
+        f=lambda cb: None, raise_cancel_fit=stop, raises=pytest.raises, hook=All(), as_callback=as_callback)}
+
+
+@pytest.fixture
+def group(tmp_path):
+    "A group of one process, for wrappers that ask for one"
+    torch.distributed.init_process_group('gloo', init_method=f'file://{tmp_path}/store', rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize('what', lines)
+def test_a_line_of_the_table(what, names, request):
+    "Each line is valid, and runs"
+    if 'Distributed' in lines[what]: request.getfixturevalue('group')
+
+    exec(lines[what], names)
+
+
+def test_the_table():
+    "It has a row for each, with a line that can be read in a table; of at most three things there is none"
+    table = counterparts()
+
+    assert list(table.columns) == ['MMEngine', 'Learner'] and list(table.MMEngine) == [*lines, *not_planned]
+    assert len(not_planned) <= 3 and table.Learner[:len(lines)].str.len().max() <= 120
+    assert table.Learner[len(lines):].str.startswith('not planned: ').all()
