@@ -150,7 +150,8 @@ class Checkpoint(Callback):
         start, learn = perf_counter(), self.learn
         def write(path):
             state: dict[str, Any] = learner_state(learn, shot) | dict(done=done, meta=meta_of(learn))
-            state['callbacks'] |= {k: self.state_dict() for k, cb in keyed(learn).items() if cb is self}  # its run now
+            for k, known in state['callbacks'].items():  # a snapshot may be from before it had a number
+                if keyed(learn).get(k) is self: state['callbacks'][k] = known | dict(n_run=self.n_run)
             learn('before_save', state)
             save_file(to_plain(state, 'learner'), path)
             verify_file(path)
