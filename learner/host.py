@@ -33,7 +33,8 @@ def check_new(host: Any, cb: Any) -> Callback|None:  # the callback of a class n
 
     Raises: TypeError or ValueError if it may not, saying what to do."""
     if not isinstance(cb, Callback):
-        raise TypeError(f"`{cb!r}` is no callback: give a Callback, a class of one, or `Callback(after_batch=f)`")
+        hook = ", or `as_callback(hook)` of learner.integrations.mmengine"*hasattr(cb, 'before_train_iter')
+        raise TypeError(f"`{cb!r}` is no callback: give a Callback, a class of one, or `Callback(after_batch=f)`{hook}")
     if odd := set(L(cb.run_in)) - run_kinds:
         raise ValueError(f"`{cb}`: run_in has {', '.join(map(repr, odd))}; there are {', '.join(sorted(run_kinds))}")
     if cb.learn is not None: raise ValueError(

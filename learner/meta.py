@@ -38,9 +38,13 @@ def meta_of(
 
 def checkpoint_meta(
     file: str|Path,      # what `learn.save_state` or a Checkpoint wrote
-) -> dict[str, Any]:     # 'time' (ISO, UTC), 'versions', and as 'user' what `learn.meta` had; {} if it has none
+) -> dict[str, Any]:     # 'time' (ISO, UTC), 'versions', 'n_fit', 'epoch', 'n_step'; as 'user' what `learn.meta` had
     """What a checkpoint tells of how it was made; it needs no Learner, and none of the classes that the file is of
 
+    `file` is a path as it stands, not one below a Learner's. What the file does not have is not there: weights alone
+    have nothing of it.
     Raises: DamagedFile if it is not as it was written; FileNotFoundError."""
     state = load_file(file)
-    return from_plain(state.get('meta', {})) if isinstance(state, dict) else {}
+    if not isinstance(state, dict): return {}
+    counters = {k: v for k, v in state.get('counters', {}).items() if k in ('n_fit', 'epoch', 'n_step')}
+    return {**from_plain(state.get('meta', {})), **counters}

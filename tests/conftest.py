@@ -1,4 +1,5 @@
 """For all tests: Ctrl-C acts as in a terminal, also where they were started in the background, which ignores it."""
+import gc
 import signal
 import subprocess
 import sys
@@ -49,3 +50,9 @@ def silent():
     set_display('off')
     yield
     set_display('auto')
+
+
+def pytest_collection_finish(session):
+    "What is there by now stays: the many tests that collect garbage need not look through it each time"
+    gc.collect()
+    gc.freeze()

@@ -43,7 +43,7 @@ class ScalarLogger(Callback):
     failed = False         # has there been something in this fit that could not be sent?
 
     def __init__(self,
-        write: Any,           # `write(name, value, step)`; or a path for lines of JSON, relative to the Learner's
+        write: Any,           # `write(name, value, step)`; or a file for lines of JSON, below `learn.path`
         every: Any = '50it',  # '50it' (optimizer steps), '1ep', '10s' or an Every, which also says if at the end
     ):
         if not isinstance(write, str|Path) and not callable(write): raise TypeError(

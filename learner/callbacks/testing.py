@@ -9,7 +9,7 @@ from ..learner import Learner
 from ..metrics import mk_metrics
 from .recorder import Row
 
-__all__ = []
+__all__ = ['test_name']
 
 
 @patch
@@ -18,7 +18,7 @@ def test(self: Learner,
     metrics: Any = None,  # what is measured, as the Learner takes it; None: what the Learner measures
     cbs: Any = None,      # callbacks for this evaluation only
 ) -> Row:                 # loss and metrics, a sequence that can be indexed by name too: `row['test_loss']`
-    """Evaluate on a test set, or on one after the other: as `validate`, but that `learn.stage` is 'test'
+    """Evaluate on a test set, or on those of a dict in turn: as `validate`, but that `learn.stage` is 'test'
 
     The columns of several sets have their names in front, as in `'new_test_loss'` and `'new_accuracy'`.
     Raises: TypeError for what is no loader; ValueError if there is no such set, or one gives no batch."""
@@ -27,7 +27,7 @@ def test(self: Learner,
     for name, o in _sets(self, dl).items():
         row = self.validate(dl=o, cbs=cbs, metrics=metrics)
         if row is None: continue  # a callback has cancelled it
-        names += [f'{name}_'*bool(name)+_renamed(column, own) for column in row.names]
+        names += [f'{name}_'*bool(name)+test_name(column, own) for column in row.names]
         values += row
     return Row(names, values)
 
@@ -54,5 +54,9 @@ def _check(learn, o):
     next(learn.dls.eval_loaders(1, o, learn.device))
 
 
-def _renamed(column, own):  # `own`: metrics, which may be named as they like
+def test_name(
+    column: str,  # of an evaluation
+    own: set,     # names of metrics, which may be named as they like
+) -> str:
+    "What the column is called in a test"
     return column if column in own or not column.startswith('valid_') else f"test_{column.removeprefix('valid_')}"

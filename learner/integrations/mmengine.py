@@ -9,6 +9,7 @@ import numpy as np
 from fastcore.basics import camel2snake
 
 from ..callback import Callback
+from ..callbacks.averaging import WeightAverage
 from ..callbacks.resume import Resuming
 from ..callbacks.schedule import Scheduler
 from ..events import CancelFitException
@@ -22,6 +23,8 @@ __all__ = ['as_callback', 'as_hook', 'HookOfMMEngine', 'Runner', 'priority_order
            'counterparts']
 
 batch_events = {'before_batch': 'before', 'after_batch': 'after'}
+instead = {'LoggerHook': 'IterLogger, CSVLogger or ScalarLogger', 'NaiveVisualizationHook': '`learn.show_results()`',
+           'PrepareTTAHook': '`learn.tta`'}  # of hooks that work on what only a Runner has
 
 
 def priority_order(
@@ -51,7 +54,14 @@ def as_callback(
 ) -> 'HookOfMMEngine':      # optimizer that makes one
     """The callback that runs a hook of MMEngine's, unchanged, in a Learner
 
-    Raises: TypeError for a config dict, a class, or what has none of the methods; ValueError for an odd priority."""
+    The hook's runner tells what the Learner knows, under MMEngine's names; help(Runner) lists them. What else it asks
+    for is an AttributeError that names it, unless it is given here: `as_callback(hook, cfg=…)`. The hook is found as
+    `learn.ema_hook.hook`, by the name of its class, the runner as `learn.ema_hook.runner`. What it puts into a
+    checkpoint in `before_save_checkpoint` comes back in `after_load_checkpoint`; what it keeps otherwise does not.
+    Numbers of `runner.message_hub` are noted as by `learn.note`. The hub is the runner's own: what MMEngine gives as
+    `MessageHub.get_current_instance()` is another one, which nothing writes here.
+    Raises: TypeError for a config dict, a class, a list, or what has none of the methods; ValueError for an odd
+    priority, or a hook that works on what only MMEngine's Runner has, such as LoggerHook."""
     return HookOfMMEngine(hook, priority, runner)
 
 
@@ -79,6 +89,9 @@ class HookOfMMEngine(Callback):
         if isinstance(hook, dict): raise TypeError(
             f"the hook is a config dict, {hook!r:.80}: make the object it describes, as `EMAHook(momentum=1e-4)`")
         if isinstance(hook, type): raise TypeError(f"the hook is a class: write `{hook.__name__}()`")
+        if isinstance(hook, (list, tuple)): raise TypeError("as_callback takes one hook: `[*map(as_callback, hooks)]`")
+        if other := [instead[c.__name__] for c in type(hook).__mro__ if c.__name__ in instead]: raise ValueError(
+            f"a `{cls}` works on what only MMEngine's Runner has; in a Learner it is {other[0]}")
         self.hook, self.given = hook, given
         self.sites = frozenset(s for s in sites if self._method(s))
         if hasattr(hook, 'get_triggered_stages'): self.sites &= {*hook.get_triggered_stages()}  # which it overrides
@@ -134,6 +147,9 @@ class HookOfMMEngine(Callback):
     def before_fit(self):
         runner, paused = self.runner, self.learn.paused
         vars(runner).update({k: v for k, v in self.given.items() if k != 'param_schedulers'})
+        averages = any(c.__name__ == 'EMAHook' for c in type(self.hook).__mro__)
+        if averages and (others := [cb for cb in self.learn.cbs if isinstance(cb, WeightAverage)]): raise ValueError(
+            f"{self} and {others[0]} both put averages into the model for evaluations: leave one out")
         if not self._in_fit(): return self._before_evaluation()
         self.goes_on = paused.state['place'] if paused else ''
         if paused and self.begun: return
@@ -164,7 +180,7 @@ class HookOfMMEngine(Callback):
 
     def _begin_training(self):
         if self.trains: return
-        self.trains = True
+        self.trains = self.runner.trains = True
         self.fire_site('before_train')
 
     def before_train(self):
@@ -193,6 +209,8 @@ class HookOfMMEngine(Callback):
         if mode == 'train' and when == 'before': runner.at = self.learn.train_iter
         number = runner.at if mode == 'train' and runner.by_iter else self.iter
         self.fire_site(f'{when}_{mode}_iter', batch_idx=number, data_batch=getattr(self.dl, 'last', None), **outputs)
+
+    def cleanup_train(self): self.runner.done = self.learn.train_iter
 
     def after_train(self):
         if not self.runner.by_iter: self.fire_site('after_train_epoch')
@@ -257,7 +275,6 @@ class HookOfMMEngine(Callback):
         state: dict[str, Any],  # what was loaded
     ):
         if not self._in_fit() or 'counters' not in state or not self._is_first(): return
-        self.runner.at = state['counters']['train_iter']-1
         cbs = self.runner.callbacks
         for cb in cbs if self.learn.epoch < self.n_epoch else (): cb._begin_training()
         for cb in cbs if state['place'] == 'train' else (): cb._begin_epoch()

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..callback import Callback
 from ..callbacks.recorder import Row
@@ -36,8 +37,10 @@ def as_hook(
 ) -> Any:            # an object of MMEngine's class Hook, for `custom_hooks` or `runner.register_hook`
     """A hook that runs a callback in MMEngine's Runner
 
-    The callback finds as its Learner what the Runner tells of itself: the fields of the loop, `model`, `opt.opt`, which
-    is torch's optimizer, `dls`, `path`, `stage`, `final_record`. `CancelFitException` ends the training where MMEngine
+    The callback finds as its Learner what the Runner tells of itself: the fields of the loop, `model`, `device`,
+    `opt.opt`, which is torch's optimizer, `dls`, `path`, `stage`, `final_record`, `recorder.row` with the metrics of an
+    evaluation, `note`, which writes into the message hub. What else it asks for is an AttributeError that names it.
+    `CancelFitException` ends the training where MMEngine
     can: after the epoch, or the iteration of an iteration-based loop; other cancels are errors. What the callback's
     `state_dict` gives is in MMEngine's checkpoints. After an error MMEngine calls no hook, so there is no cleanup.
     Raises: TypeError for what is no callback, or acts at an event that MMEngine has no site for; ValueError for one
@@ -59,11 +62,17 @@ class _Stand(LoopState):
 
     def __init__(self, runner): self.runner = runner
     def agree(self, flag): return flag
+    def note(self, name, value, n=1): self.runner.message_hub.update_scalar(name, value, n)
 
     @property
     def model(self): return self.runner.model
     @property
     def opt(self): return SimpleNamespace(opt=self.runner.optim_wrapper.optimizer)
+    @property
+    def device(self): return next((p.device for p in self.model.parameters()), torch.device('cpu'))
+    @property
+    def recorder(self): return SimpleNamespace(row=dict(zip(self.final_record.names, self.final_record))
+                                               if self.final_record else {})
     @property
     def path(self): return Path(self.runner.work_dir)
     @property

@@ -1,5 +1,5 @@
 """What stands for MMEngine's message hub, its optimizer wrapper and its loaders, as hooks find them on a runner."""
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -37,7 +37,10 @@ class HistoryBuffer(Scalars):
 
 class MessageHub:
     "Numbers and other things by name, which hooks share; checkpoints hold them, but for those with `resumed=False`"
-    def __init__(self):
+    def __init__(self,
+        note: Callable,  # `note(key, value, count)` is told of each number
+    ):
+        self.note = note
         self.log_scalars: dict[str, HistoryBuffer] = {}
         self.runtime_info: dict[str, Any] = {}
         self.not_kept: set[str] = set()
@@ -51,6 +54,7 @@ class MessageHub:
         "Add a value to those of `key`"
         self._keep(key, resumed)
         self.log_scalars.setdefault(key, HistoryBuffer()).add(value, count)
+        self.note(key, value, count)
 
     def update_scalars(self,
         log_dict: dict,        # values by name, or `dict(value=…, count=…)`

@@ -3,6 +3,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..callbacks.testing import test_name
 from ..display import say
 from ..files import save_file
 from ..learner import Learner
@@ -31,6 +33,8 @@ sites = ('before_run', 'after_load_checkpoint', 'before_train', 'before_train_ep
 priorities = dict(zip(order_names, (0, 10, 30, 40, 50, 60, 70, 90, 100)))  # MMEngine's numbers of its names
 modes = dict(train='train', valid='val', test='test')  # MMEngine's, by `learn.stage`
 not_here = 'visualizer', 'log_processor', 'val_evaluator', 'test_evaluator', 'train', 'val', 'test', 'resume'
+inner = ('learn', 'at', 'done', 'trains', 'n_batches', 'begin', 'callbacks', 'metrics', 'checkpoint', 'add_to',
+         'take_from')  # no names of MMEngine's
 
 
 class _Says(logging.Handler):
@@ -75,12 +79,18 @@ class Runner:
 
     def begin(self) -> None:
         "A fit begins"
-        self.message_hub, self.train_loop.stop_training = MessageHub(), False
+        self.message_hub, self.train_loop.stop_training = MessageHub(self._note), False
         self.param_schedulers: Any = None  # a list of MMEngine's schedulers, or None
-        self.at = -1                       # number of the newest training batch; -1: there is none yet
+        self.trains = False                # has the training of this fit begun?
+        self.at = 0                        # number of the present training batch
+        self.done = 0                      # training batches done, where an evaluation counts its own
         self.n_batches: int|None = None    # of a training phase, as far as known
         self._metrics: dict|None = None    # of the present evaluation
         self._resume = False               # is what is loaded a whole state, to go on from?
+
+    def _note(self, key, value, count):  # a number of the hub's, for all that the Learner tells
+        if not hasattr(self.learn, 'recorder'): return
+        with suppress(ValueError, RuntimeError): self.learn.note(key, value, count)  # the Recorder has that name itself
 
     # ---- where it is
 
@@ -94,7 +104,8 @@ class Runner:
     def iter(self) -> int:
         "Training batches done"
         in_batch = self.learn.training and any(scope[0] == 'batch' for scope in self.learn._scopes())
-        return self.at+(not in_batch)
+        if in_batch: return self.at  # `train_iter` is one more as soon as the batch has been trained on
+        return self.learn.train_iter if self.trains and self.learn.run_kind == 'fit' else self.done
 
     @property
     def max_iters(self) -> Any:  # `inf` if the training loader has no length
@@ -176,7 +187,8 @@ class Runner:
         recorder: Any = getattr(self.learn, 'recorder', None)
         found: dict = recorder._results('valid', recorder.valid) if recorder and self._metrics is None else {}
         self._metrics = found if self._metrics is None else self._metrics
-        return dict(self._metrics)
+        of_test, own = self.mode == 'test', {m.name for m in self.learn.metrics}
+        return {test_name(k, own) if of_test else k: v for k, v in self._metrics.items()}
 
     # ---- files
 
@@ -199,7 +211,8 @@ class Runner:
         found, before = self.checkpoint(state), self.checkpoint(state)
         self._call_ready('before_save_checkpoint', found)
         weights, own = found.pop('state_dict'), before.pop('state_dict')
-        more = {k: v for k, v in found.items() if k not in before or k in ('message_hub', 'param_schedulers')}
+        kept = 'meta', 'message_hub', 'param_schedulers'
+        more = {k: v for k, v in found.items() if k not in before or k in kept}
         state['mmengine'] = more | dict(weights={k: v for k, v in weights.items() if v is not own.get(k)})
 
     def take_from(self,
@@ -210,9 +223,11 @@ class Runner:
         more = dict(state.get('mmengine', {}))
         found = self.checkpoint(state) | more
         found['state_dict'] = {**state['model'], **found.pop('weights', {})}
+        late = [cb for cb in self.callbacks if 'after_load_checkpoint' in cb.sites and not cb.ready]
+        if late and more: warn(
+            f"{late[0]} does not get what is loaded, since what its `before_run` makes is not there yet; "
+            "`fit(resume=file)` brings it")
         if self._resume and more:
-            if not self.learn.run_kind: warn("hooks of MMEngine take what a checkpoint holds of them in a fit only: "
-                                             "`fit(resume=file)`")
             self.message_hub.load_state_dict(more['message_hub'])
             for s, old in zip(self.param_schedulers or (), more.get('param_schedulers', ())): s.load_state_dict(old)
         self._call_ready('after_load_checkpoint', found)
@@ -250,9 +265,10 @@ class Runner:
         save_file(map_tensors(Tensor.cpu, to_plain(found)), path)
 
     def __getattr__(self, name: str) -> Any:
+        there = [k for k in (*vars(self), *vars(Runner)) if k[0] != '_' and k not in inner]
         advice = "the Learner has its own" if name in not_here else "MMEngine's Runner in a Learner has no such thing"
         raise AttributeError(
-            f"runner.{name}: {advice}; there are {', '.join(k for k in (*vars(self), *vars(Runner)) if k[0] != '_')}. "
+            f"runner.{name}: {advice}; there are {', '.join(there)}. "
             f"A hook that needs it gets it from you: `as_callback(hook, {name}=…)`", name=name, obj=self)
 
 

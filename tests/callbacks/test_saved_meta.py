@@ -36,7 +36,8 @@ def test_time_versions_and_what_the_user_wants_told(write, tmp_path):
 
     meta = checkpoint_meta(path)
 
-    assert meta['user'] == user and {*meta} == {'time', 'versions', 'user'}
+    assert meta['user'] == user and {*meta} == {'time', 'versions', 'user', 'n_fit', 'epoch', 'n_step'}
+    assert (meta['n_fit'], meta['n_step']) == (learn.n_fit-(write != 'save_state'), 5)
     assert meta['versions'] == dict(python=platform.python_version(), torch=torch.__version__,
                                     learner=learner.__version__)
     assert timedelta() <= datetime.now(UTC)-datetime.fromisoformat(meta['time']) < timedelta(hours=1)

@@ -3,9 +3,12 @@ import pytest
 import torch
 
 from learner.callback import Callback
+from learner.callbacks.averaging import EMA
+from learner.callbacks.swa import SWA
 from learner.integrations.mmengine import as_callback, priority_order
+from learner.metrics import mae
 from tests.helpers import synth_learner
-from tests.mmengine_helpers import All, Hook, Priority, StopHook, SwitchHook, places
+from tests.mmengine_helpers import All, EMAHook, Hook, Priority, StopHook, SwitchHook, places
 
 
 def phase(mode, n, e, i, step):  # of MMEngine's loop: `n` batches from iteration `i` on, `step` by each
@@ -209,3 +212,47 @@ def test_points_of_ones_own():
     synth_learner(cbs=[as_callback(Calls()), as_callback(Renders())]).fit(1)
 
     assert seen == [(0, 3)]
+
+
+# ---- what is refused, and what a test is
+
+class NormHook(Hook):
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None): pass
+
+class LoggerHook(NormHook): pass
+
+class MyEMAHook(EMAHook): pass
+
+
+@pytest.mark.parametrize('hook, error, match', [
+    (LoggerHook(), ValueError, 'a `LoggerHook` works on what only MMEngine.s Runner has; in a Learner it is IterLogg'),
+    ([NormHook()], TypeError, r'as_callback takes one hook: `\[\*map\(as_callback, hooks\)\]`')],
+    ids=['logger', 'list'])
+def test_what_as_callback_refuses(hook, error, match):
+    "What cannot work is told before there is a fit, with what does"
+    with pytest.raises(error, match=match): as_callback(hook)
+
+def test_a_bare_hook():
+    "A hook among callbacks is no callback, and the error says what makes it one"
+    with pytest.raises(TypeError, match=r'or `as_callback\(hook\)` of learner.integrations.mmengine'):
+        synth_learner(cbs=NormHook())
+
+@pytest.mark.parametrize('hook', [EMAHook(), MyEMAHook()], ids=['own', 'derived'])
+@pytest.mark.parametrize('cb', [EMA, SWA])
+def test_two_averages(hook, cb):
+    "An EMAHook beside EMA or SWA is refused before training: each would evaluate with the other's average"
+    learn = synth_learner(cbs=cb)
+
+    with pytest.raises(ValueError, match='both put averages into the model'): learn.fit(1, cbs=as_callback(hook))
+
+    assert learn.n_step == 0
+
+def test_metrics_of_a_test():
+    "In `learn.test` the columns are called as in its row"
+    class Sees(Hook):
+        def after_test_epoch(self, runner, metrics=None): self.seen = metrics
+    learn = synth_learner(cbs=as_callback(hook := Sees()), metrics=mae)
+
+    row = learn.test(learn.dls.valid)
+
+    assert hook.seen == dict(zip(row.names, row)) and [*row.names] == ['test_loss', 'mae']

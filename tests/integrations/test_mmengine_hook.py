@@ -73,7 +73,8 @@ def test_what_a_callback_finds():
             key = 'train' if self.training else 'valid'
             found[key] = self.x.shape, self.y.shape, None if self.pred is None else self.pred.shape
         def after_epoch(self): found.update(model=self.model, opt=self.opt.opt, row=self.final_record['valid_loss'],
-                                            path=self.path, n=len(self.dls.train), agreed=self.learn.agree(True))
+                                            path=self.path, device=self.device,
+                                            n=len(self.dls.train), agreed=self.learn.agree(True))
     learn = synth_learner(cbs=as_callback(as_hook(Reads)), n=2)
 
     learn.fit(1)
@@ -82,7 +83,21 @@ def test_what_a_callback_finds():
     assert found['train'] == (shape, shape, None) and found['valid'] == (shape, shape, shape)
     assert found['model'] is learn.model and found['opt'] is learn.opt.opt
     assert (found['row'], found['n'], found['agreed']) == (learn.final_record['valid_loss'], 2, True)
-    assert found['path'] == learn.path/'models'
+    assert found['path'] == learn.path/'models' and found['device'] == torch.device('cpu')
+
+
+def test_numbers_of_a_callback():
+    "What it notes is in the message hub, and an evaluation's metrics are in `recorder.row`"
+    class Notes(Callback):
+        def after_batch(self): self.learn.note('my/iter', self.iter)
+        def after_validate(self): self.row = dict(self.recorder.row)
+    learn = synth_learner(cbs=as_callback(as_hook(cb := Notes())), n=3)
+
+    learn.fit(1)
+
+    hub = learn.hook_of_learner_hook.runner.message_hub
+    assert hub.get_scalar('my/iter').values == [0, 1, 2, 0]
+    assert cb.row == {'valid_loss': learn.final_record['valid_loss']}
 
 
 def test_cancel_fit_ends_the_training():
@@ -139,9 +154,9 @@ def test_without_mmengine(monkeypatch):
 
 def test_unknown_things():
     "What MMEngine's Runner does not tell is an error"
-    cb = Callback(after_epoch=lambda cb: cb.recorder)
+    cb = Callback(after_epoch=lambda cb: cb.progress)
 
-    with pytest.raises(AttributeError, match='recorder'): synth_learner(cbs=as_callback(as_hook(cb))).fit(1)
+    with pytest.raises(AttributeError, match='progress'): synth_learner(cbs=as_callback(as_hook(cb))).fit(1)
 
 
 @pytest.mark.parametrize('order, priority', [('VERY_LOW', 90), (0, 50), (-1000, 0), (500, 100), (10, 55)])

@@ -171,3 +171,19 @@ def test_predictions_and_lr_find_call_no_hook():
     learn.lr_find(show_plot=False)
 
     assert hook.seen == []
+
+
+@pytest.mark.parametrize('priority', ['HIGHEST', 'NORMAL', 'LOWEST'])
+def test_places_for_a_hook_without_batches(priority):
+    "`runner.epoch` and `runner.iter` are right for a hook that acts in no batch, from whichever place"
+    class Sees(Hook):
+        def __init__(self): self.seen = []
+        def note(self, runner, *args, **kwargs): self.seen.append((runner.epoch, runner.iter))
+        before_run = before_train = after_train_epoch = after_val_epoch = after_run = note
+    learn = synth_learner(n=3, cbs=as_callback(hook := Sees(), priority))
+
+    for _ in range(2):
+        hook.seen.clear()
+        learn.fit(2)
+
+        assert hook.seen[1:] == [(0, 0), (0, 3), (1, 3), (1, 6), (2, 6), (2, 6)] and hook.seen[0][1] == 0

@@ -141,12 +141,52 @@ def test_loaded_weights_reach_the_hook(tmp_path):
 
 
 def test_state_of_hooks_outside_a_fit(tmp_path):
-    "`load_state` outside of a fit tells that hooks take theirs in a fit only"
+    "`load_state` outside of a fit tells of a hook that is not ready for its part; weights alone have none"
     fitted(tmp_path)
     learn = noisy_learner(tmp_path, cbs=as_callback(EMAHook()))
 
-    with pytest.warns(UserWarning, match=r'in a fit only: `fit\(resume=file\)`'):
+    with pytest.warns(UserWarning, match=r'as_callback\(EMAHook\) does not get what is loaded'):
         learn.load_state('checkpoints/run1_step15.ckpt', allow={'model'})
+    learn.load(learn.save('w', with_opt=False))
+
+
+def test_a_hook_that_is_ready_outside_a_fit(tmp_path):
+    "One that makes nothing in `before_run` takes its part of a file at once, and no warning says otherwise"
+    fitted(tmp_path)
+    class Looks(Hook):
+        def after_load_checkpoint(self, runner, checkpoint): self.found = 'ema_state_dict' in checkpoint
+    learn = noisy_learner(tmp_path, cbs=as_callback(hook := Looks()))
+
+    learn.load_state('checkpoints/run1_step15.ckpt', allow={'model'})
+
+    assert hook.found
+
+
+def test_meta_of_a_hook(tmp_path):
+    "What a hook notes in the `meta` of a checkpoint comes back"
+    class Notes(Hook):
+        def before_save_checkpoint(self, runner, checkpoint): checkpoint['meta']['note'] = 'hello'
+        def after_load_checkpoint(self, runner, checkpoint): self.meta = checkpoint['meta']
+    learn = noisy_learner(tmp_path)
+    learn.fit(1, cbs=[as_callback(Notes()), Checkpoint()])
+
+    noisy_learner(tmp_path).fit(2, cbs=[as_callback(hook := Notes()), Checkpoint()], resume=True)
+
+    assert hook.meta['note'] == 'hello' and hook.meta['iter'] == 5
+
+
+def test_numbers_of_hooks_are_noted(tmp_path):
+    "What hooks write into the hub is found at the Recorder too, also when a fit goes on, but for names of its own"
+    class Writes(Hook):
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            runner.message_hub.update_scalars({'my/iter': runner.iter, 'loss': -1.})
+    cbs = [as_callback(Writes()), Checkpoint(), AskAt(3)]
+    with pytest.raises(KeyboardInterrupt): noisy_learner(tmp_path).fit(1, cbs=cbs)
+    learn = noisy_learner(tmp_path)
+
+    learn.fit(1, cbs=[as_callback(Writes()), Checkpoint()], resume=True)
+
+    assert learn.recorder['my/iter'].values == [0, 1, 2, 3, 4] and min(learn.recorder['loss'].values) >= 0
 
 
 def test_a_hook_changes_what_is_loaded(tmp_path):
@@ -212,7 +252,7 @@ def test_backends_are_refused(tmp_path):
 
 def test_message_hub():
     "Numbers by name with means over windows, other things by name; tensors are read when somebody asks"
-    hub = MessageHub()
+    hub = MessageHub(lambda *args: None)
     hub.update_scalars({'loss': torch.tensor(1.), 'acc': dict(value=.5, count=3)})
     hub.update_scalar('loss', torch.tensor(3.), 3)
     hub.update_info_dict(dict(epoch=3, best='a'))

@@ -1,4 +1,6 @@
 """The table of counterparts: each of its lines runs, and does what it is there for."""
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -7,10 +9,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from learner import all as everything
 from learner.events import CancelFitException
 from learner.integrations.mmengine import as_callback, counterparts
-from learner.integrations.mmengine_table import lines, not_planned
+from learner.integrations.mmengine_table import not_planned, sections
 from learner.learner import Learner
 from tests.mmengine_helpers import All
 
+
+lines = {what: line for rows in sections.values() for what, line in rows.items()}
 
 def mean_abs(pred, y): return (pred-y).abs().mean()
 mean_abs.greater_is_better = False
@@ -28,7 +32,7 @@ def names(tmp_path, monkeypatch):
     learn = Learner(dls, model, nn.functional.mse_loss, lr=.1, metrics=mean_abs, path=tmp_path)
     return {**vars(everything), **dict(
         learn=learn, model=model, loss_func=nn.functional.mse_loss, train_dl=dls[0], valid_dl=dls[1], mean_abs=mean_abs,
-        f=lambda cb: None, raise_cancel_fit=stop, raises=pytest.raises, hook=All(), as_callback=as_callback)}
+        f=lambda cb: None, stop=stop, hook=All(), as_callback=as_callback)}
 
 
 @pytest.fixture
@@ -47,10 +51,19 @@ def test_a_line_of_the_table(what, names, request):
     exec(lines[what], names)
 
 
-def test_the_table():
-    "It has a row for each, with a line that can be read in a table; of at most three things there is none"
-    table = counterparts()
+def test_no_thing_is_there_twice():
+    "Each is in one section only, and of at most three there is no line"
+    assert len(lines) == sum(map(len, sections.values())) and len(not_planned) <= 3
 
-    assert list(table.columns) == ['MMEngine', 'Learner'] and list(table.MMEngine) == [*lines, *not_planned]
-    assert len(not_planned) <= 3 and table.Learner[:len(lines)].str.len().max() <= 120
-    assert table.Learner[len(lines):].str.startswith('not planned: ').all()
+
+def test_the_table(capsys):
+    "It shows each thing with its line, by section, or those that are asked for"
+    counterparts()
+    whole = capsys.readouterr().out
+    counterparts('emahook')
+    found = capsys.readouterr().out.splitlines()
+
+    assert {k for k, v in {**lines, **not_planned}.items() if k not in whole or v not in whole} == set()
+    assert all(title in whole for title in sections)
+    assert [re.split(r'[( ]', line)[0] for line in found] == ['Other', 'MMEngine', *['EMAHook']*3]
+    with pytest.raises(ValueError, match="no row has 'horse' in it"): counterparts('horse')
