@@ -111,7 +111,7 @@ class TrainEvalCallback(Callback):
     said = False  # has the user been told which modules stay in eval?
 
     def before_fit(self):
-        self.learn.train_iter, self.learn.pct_train = 0, 0.
+        if self.run_kind in ('fit', 'lr_find'): self.learn.train_iter, self.learn.pct_train = 0, 0.
         moved = [move(m, self.device) for m in self.modules]
         if any(moved) and self.opt: self.opt.state_to_device()
 

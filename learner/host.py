@@ -68,6 +68,7 @@ class Host(LoopState):
     passing: list = []                       # those of `cbs` that are there for a block, such as a fit's own
     stopped_by: str = ''                     # who stopped the last fit: 'Ctrl-C', a signal, 'request_stop'
     paused: Any = None                       # where the last fit was stopped, for `learn.resume()`
+    going_on: bool = False                   # does the present fit go on from there?
     _left: Any = None                        # where `fit_iters` has left the training data, for the next call
     _stop: Any                               # the StopFlag, which takes requests at any time
     _trained: Any = None                     # the snapshot made before this epoch's validation

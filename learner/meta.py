@@ -10,7 +10,7 @@ import torch
 from .files import load_file
 from .plain import from_plain, to_plain
 
-__all__ = ['versions', 'meta_of', 'checkpoint_meta']
+__all__ = ['versions', 'made_now', 'meta_of', 'checkpoint_meta']
 
 
 def versions() -> dict[str, str]:
@@ -18,6 +18,10 @@ def versions() -> dict[str, str]:
     package = __name__.partition('.')[0]
     return {'python': platform.python_version(), 'torch': str(torch.__version__),
             package: sys.modules[package].__version__}
+
+
+def made_now() -> dict[str, Any]: "Time (ISO, UTC) and versions"; return dict(
+    time=datetime.now(UTC).isoformat(timespec='seconds'), versions=versions())
 
 
 def meta_of(
@@ -33,7 +37,7 @@ def meta_of(
         except (TypeError, ValueError) as e: raise TypeError(
             f"`learn.meta[{k!r}]`, a `{type(v).__name__}`, is or holds what a checkpoint cannot: give texts, numbers, "
             "and lists or dicts of these, such as `vars(args)`") from e
-    return dict(time=datetime.now(UTC).isoformat(timespec='seconds'), versions=versions(), user=dict(learn.meta))
+    return made_now() | dict(user=dict(learn.meta))
 
 
 def checkpoint_meta(

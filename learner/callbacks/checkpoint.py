@@ -16,7 +16,7 @@ from ..display import say
 from ..every import Every
 from ..files import DamagedFile, load_file, remove_temps, save_file, verify_file
 from ..learner import Learner
-from ..meta import meta_of
+from ..meta import made_now, meta_of
 from ..plain import from_plain, to_plain
 from ..state import keyed, learner_state, states_of
 from ..utils import check_number, warn
@@ -100,7 +100,7 @@ class Checkpoint(Callback):
         need = 3*sum(v.numel()*v.element_size() for v in weights)  # an optimizer may come to hold two numbers for each
         if (free := shutil.disk_usage(folder).free) < need: warn(
             f"Checkpoint: a file may need {need/2**10:,.0f} KiB, and `{folder}` has room for {free/2**10:,.0f}")
-        if not self.learn.paused: self.every.start()  # else the time goes on, as in `learn.step`
+        if not self.learn.going_on: self.every.start()  # else the time goes on, as in `learn.step`
 
     def after_batch(self):
         if self.every.at_step(self.learn): self._ask()
@@ -149,7 +149,7 @@ class Checkpoint(Callback):
     def _save(self, name='', done=False, shot=None):
         start, learn = perf_counter(), self.learn
         def write(path):
-            state: dict[str, Any] = learner_state(learn, shot) | dict(done=done, meta=meta_of(learn))
+            state: dict[str, Any] = learner_state(learn, shot) | dict(done=done, meta=self._meta())
             for k, known in state['callbacks'].items():  # a snapshot may be from before it had a number
                 if keyed(learn).get(k) is self: state['callbacks'][k] = known | dict(n_run=self.n_run)
             learn('before_save', state)
@@ -162,6 +162,12 @@ class Checkpoint(Callback):
         if saved: self.saved = learn.n_step
         self.due, self.took = False, perf_counter()-start
         if self.auto: self.every = Every(f'{max(10., 100*self.took):.2f}s', last=False)
+
+    def _meta(self):
+        try: return meta_of(self.learn)
+        except TypeError as e:  # it has come into `learn.meta` during the fit
+            warn(f"Checkpoint: saved without `learn.meta`: {e}")
+            return made_now()
 
     def _save_after_error(self):
         if self.learn.trained and self.learn._trained:

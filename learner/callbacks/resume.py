@@ -40,6 +40,7 @@ class Resuming(Callback):
     ended: int|None = None  # the last epoch of a fit that was over
     over: Any = None  # the state at its end
     other_epochs = False  # does an epoch have another number of batches?
+    renewed: Any = ('lr', 'wd')  # what `new_rates` are; of this process nobody knows which
     n_step_before: Any = None  # value of `learn.n_step` before that of the state was set
 
     def __init__(self,
@@ -82,7 +83,8 @@ class Resuming(Callback):
         for k, name in dict(lr='learning rate', wd='weight decay').items():
             if (old := self.data['rates'][k]) != (new := rates_of(learn)[k]):
                 found[k] = f"it trained with the {name} {old}, and this fit is to with {new}"
-                self.new_rates = True
+        self.renewed = [k for k in self.renewed if k in found]
+        self.new_rates = bool(self.renewed)
         here, saved = keyed(learn), self.data['callbacks']
         gone = [k for k in saved if k not in here and not k.startswith('checkpoint')]  # who saves decides nothing
         new = [k for k, cb in here.items() if k not in saved and isinstance(cb, Scheduler)]
@@ -95,7 +97,9 @@ class Resuming(Callback):
     def _put_back(self):
         if self.paused: restore_snapshot(self.learn, self.data)
         else: put_back(self.learn, self.data, self.allow)
-        if self.new_rates: set_rates(self.learn)
+        if self.new_rates: set_rates(self.learn, None if 'lr' in self.renewed else [h['lr'] for h in self.opt.hypers])
+        for cb in self.learn.ordered:
+            if isinstance(cb, Scheduler): cb.gone_on(self.renewed if self.new_rates else ())
         for cb in self.learn.cbs if self.other_epochs else ():  # counted by what an epoch has now
             if isinstance(cb, ParamScheduler): cb.first, cb.acted_at = self.learn.n_step-cb._steps_done(), -1
         if self.learn.epoch == self.n_epoch: self.ended = self.data['counters']['epoch']  # nothing is left to do
@@ -126,6 +130,7 @@ def _moved(state, found, dl):  # the loader's place in an epoch, where other dat
 
 @patch
 def _resuming(self: Learner, cbs, resume, allow, reset_opt):  # the callbacks of a fit, which may go on with another
+    self.going_on = isinstance(resume, Pause)
     if not resume:
         if L(allow): raise ValueError(f"fit: allow={allow!r} says what may differ from a checkpoint: it needs `resume`")
         return L(cbs)
@@ -250,11 +255,12 @@ def step(self: Learner,
     validate: bool = False,             # also validate at the end of each epoch?
     resume: Any = None,                 # a file: the first step is the one after those it has, as `fit` takes it
     allow: Any = (),                    # what may differ from it, as `fit` takes it
-) -> int:                               # the steps made: fewer than `n` if the fit is over
+) -> int:                               # the steps made: `n`, or fewer if the fit is over
     """Train for `n` steps and return; the next call goes on from there, as one long fit would
 
-    It also goes on with a fit that was stopped; when that is over, the next call begins another, so a loop over one fit
-    is `while learn.step(10, n_epoch=2) == 10`. Nothing is shown; the Recorder's rows are there as usual.
+    It also goes on with a fit that was stopped. When a fit is over `learn.paused` is None, and the next call begins
+    another, so a loop over one fit is `while learn.step(10, n_epoch=2) and learn.paused:`, whose block runs between its
+    pieces. Nothing is shown; the Recorder's rows are there as usual.
     Raises: ValueError or TypeError if anything does not fit."""
     check_number('step: `n`', n, 1, whole=True, of='steps')
     steps, shows = Steps(n), [cb for cb in self.cbs if isinstance(cb, (ProgressCallback, ShowGraphCallback))]

@@ -62,7 +62,7 @@ class ScalarLogger(Callback):
             f"`{self}` works with `Recorder`, which this Learner is without; add it")
         self._begin()
         self.failed = False
-        if not self.learn.paused: self.every.start()  # else the time goes on, as in `learn.step`
+        if not self.learn.going_on: self.every.start()  # else the time goes on, as in `learn.step`
         if isinstance(self.write, str|Path): self._open(Path(self.path)/self.write)
 
     def _open(self, path):

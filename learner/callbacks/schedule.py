@@ -3,7 +3,7 @@
 The schedules themselves are pure functions (schedules.py). What is counted is the optimizer's steps, `learn.n_step`."""
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from numbers import Real
 from operator import attrgetter
 from typing import Any, NoReturn
@@ -80,6 +80,12 @@ class Scheduler(Callback):
         for name in names:
             for h, v in zip(self.opt.hypers, self.start[name]): h[name] = v
         self.start = None
+
+    def gone_on(self,
+        new: Collection[str],  # hyper-parameters that the fit is to have another value of than when it was begun
+    ) -> None:
+        "What was saved is put back, and the optimizer has the new values: go by these"
+        if self.start: self.start = self.start | {n: [h[n] for h in self.opt.hypers] for n in new if n in self.start}
 
     def after_cancel_fit(self): self.cancelled = True
 

@@ -2,6 +2,7 @@
 import inspect
 import math
 import warnings
+from collections.abc import Collection
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
@@ -21,6 +22,7 @@ by_group = {'max_lr', 'base_lr', 'min_lr', 'max_momentum', 'base_momentum', 'lr_
 # where a scheduler stands; what else it keeps are its arguments
 position = {'last_epoch', '_last_lr', '_step_count', '_is_initial', '_get_lr_called_within_step', 'T_cur', 'T_i',
             'best', 'num_bad_epochs', 'cooldown_counter'}
+in_groups = 'lr', 'initial_lr', 'max_lr', 'min_lr', 'max_momentum', 'base_momentum'  # what one keeps in torch's groups
 
 
 class TorchScheduler(Scheduler):
@@ -29,13 +31,15 @@ class TorchScheduler(Scheduler):
     One that is given as a class or a partial is made at the start of each fit, over that fit's learning rates, and what
     it needs of these is filled in unless it is given: `total_steps`, `T_max`, `max_lr`. An instance goes on where it
     was, with its own rates.
-    Rates that `param_opts` fixes stay. A fit that is gone on with by another scheduler, or other arguments, has from
-    there on the rates of these, and says so.
+    Rates that `param_opts` fixes stay. A fit that is gone on with from a file by another scheduler, or with other
+    arguments, another `by` or another rate, has from there on the rates of these, and says so.
     Raises: ValueError at the start of a fit, saying what does not fit; TypeError if it is no scheduler."""
     sched: Any = None     # torch's scheduler, in a fit
     has_step = False      # did torch's optimizer have a `step` of its own before? A scheduler gives it one
-    made: Any = None      # its arguments when the fit began
-    base: Any = ()        # the rates it was made over, one for each of torch's groups
+    made: Any = None      # what it was when the fit began
+    base: Any = ()        # what each of torch's groups had for it then
+    behind = 0            # steps of its own that it is yet to make, until it is where the fit is
+    lowered: Any = ()     # the factors by which ReduceLROnPlateau had made the rates lower, for each of torch's groups
     changed = False       # is the fit gone on with by another one than it was begun with?
 
     def __init__(self,
@@ -52,23 +56,28 @@ class TorchScheduler(Scheduler):
             f"name={make.args[0]!r})")
 
     def before_fit(self):
-        opt, others = self.opt.opt, self._begin()
+        opt, others, is_given = self.opt.opt, self._begin(), isinstance(self.make, LRScheduler)
         self.has_step, self.said, self.held, self.plans = 'step' in vars(opt), False, 0, False
-        if isinstance(self.make, LRScheduler): self._given(self.make)
+        if is_given: self._given(self.make)
         elif 'wd' in self.opt.places: self.opt.regroup(by_decay=True)  # now: it would come in mid-fit with a decay
-        self.base, self.changed = [g['lr'] for g in opt.param_groups], False
-        self.sched = self.make if isinstance(self.make, LRScheduler) else self._made()
-        self.made = dict(cls=type(self.sched).__name__, state=self._kept())
-        by_step = isinstance(self.sched, absolute)
-        self.steps = (self.by or ('step' if by_step else 'epoch')) == 'step'
+        keys = in_groups if is_given else ('lr',)
+        self.base, self.changed = deepcopy([{k: g[k] for k in keys if k in g} for g in opt.param_groups]), False
+        if not is_given and not any(isinstance(cb, TorchScheduler) for cb in others):
+            for g in opt.param_groups: g.pop('initial_lr', None)  # of an earlier fit, which torch would take over
+        self.sched = self.make if is_given else self._made()
+        self.steps = (self.by or ('step' if isinstance(self.sched, absolute) else 'epoch')) == 'step'
+        self.made = dict(cls=type(self.sched).__name__, by='step' if self.steps else 'epoch',
+                         lr=[b['lr'] for b in self.base], state=self._kept())
         total, done = (self.total(), self._steps_done()) if self.steps else (self.n_epoch, self.epoch)
-        skipped = 0 if self.sched is self.make else done
-        self.first = self.learn.n_step-done
+        self.behind = 0 if is_given else done
+        self.first = self.learn.n_step - (done if self.steps else done*(self.per_epoch() or 0))
         self.planned = total if self.steps and self.plans and self.n_epoch else None
-        self._check((total or 0) - done + skipped)
+        if not self.learn.going_on: self._check((total or 0) - done + self.behind)  # an instance is in mid-epoch there
         for cb in others: self.refuse(cb)
-        with quiet():
-            for _ in range(skipped): self._advance()
+        chain = self._chain()
+        if all(cb.sched for cb in chain): catch_up(chain)  # they begin one after the other
+
+    def _chain(self): return [cb for cb in self.learn.ordered if isinstance(cb, TorchScheduler) and cb.run]
 
     def _given(self, sched):
         if sched.optimizer is not self.opt.opt: raise ValueError(
@@ -82,7 +91,6 @@ class TorchScheduler(Scheduler):
         for g, lr in zip(sched.optimizer.param_groups, sched.get_last_lr()): g['lr'] = lr
 
     def _made(self):
-        for g in self.opt.opt.param_groups: g.pop('initial_lr', None)  # an earlier one's, which torch would take over
         sched = self.make(self.opt.opt, **self._filled())
         if not isinstance(sched, LRScheduler): raise TypeError(
             f"TorchScheduler: {self.make} returned a `{type(sched).__name__}`, no scheduler of torch's")
@@ -149,7 +157,10 @@ class TorchScheduler(Scheduler):
                                         "`n_steps=…` says how many steps an epoch has")
             return
         self._step()
-        for g in self.opt.opt.param_groups: g['lr'] = g['opts'].get('lr', g['lr'])  # one that is fixed
+        self._keep_fixed()
+
+    def _keep_fixed(self):
+        for g in self.opt.opt.param_groups: g['lr'] = g['opts'].get('lr', g['lr'])
 
     def _say(self, message):
         if not self.said: warn(f"{self}: {message}")
@@ -179,7 +190,8 @@ class TorchScheduler(Scheduler):
     def state_dict(self) -> dict[str, Any]:
         "What torch's scheduler keeps, and where the fit began; empty outside a fit"
         if not self.sched: return {}
-        return dict(sched=self._kept(), made=self.made, first=self.first, start=self.start, held=self.held)
+        return dict(sched=self._kept(), made=self.made, first=self.first, start=self.start, held=self.held,
+                    rates=[g['lr'] for g in self.opt.opt.param_groups])
 
     def _kept(self):
         lambdas = getattr(self.sched, 'lr_lambdas', ())
@@ -189,45 +201,105 @@ class TorchScheduler(Scheduler):
                         | {'lr_lambdas': [None]*len(lambdas)})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # what `state_dict` gave
-        "Let the fit's scheduler go on from there; its arguments stay, and what they give is done in `after_load`"
+        "Let the fit's scheduler go on from there, unless it is another one by now: for `gone_on`"
         if not state or not self.sched: return
-        self.first, self.start, self.held = state['first'], state['start'], state['held']
-        (cls, now), (was, then) = ((o['cls'], arguments(o['state'])) for o in (self.made, state.get('made', self.made)))
-        told = [f"{k}={now.get(k)!r}, which was {then.get(k)!r}" for k in {**now, **then} if now.get(k) != then.get(k)]
-        if cls != was: told = [f"{cls}, which was {was}"]
+        self.first, self.start, self.held, self.behind = state['first'], state['start'], state['held'], 0
+        was = {**self.made, **state.get('made', {})}
+        if self.learn.going_on: self.made, told = was, []  # of this process, so it is the same one
+        else: told = differing(self.made, was)
         if told: say(f"{self}: from here on it is {'; '.join(told)}")
-        self.changed = bool(told) and not (cls == was == 'ReduceLROnPlateau')  # that one goes by what it has seen
-        if not self.changed: self.sched.load_state_dict({**state['sched'], **(now if told else {})})
+        is_plateau = self.made['cls'] == was['cls'] == 'ReduceLROnPlateau'  # that one goes by what it has seen
+        self.changed = bool(told) and not is_plateau
+        if not self.changed: self.sched.load_state_dict(
+            {**state['sched'], **(arguments(self.made['state']) if told else {})})
+        if self.learn.going_on: self._each_its_own(state['rates'])
+        self.lowered = reductions(state['sched'], was['lr']) if is_plateau else []
 
-    def after_load(self,
-        state: dict[str, Any],  # what was loaded
-    ):
-        found = [cb for cb in self.learn.ordered if isinstance(cb, TorchScheduler) and cb.sched]
-        if self is not found[-1] or not any(cb.changed for cb in found): return  # once, for all that are chained
-        if lost := [cb for cb in found if isinstance(cb.sched, ReduceLROnPlateau) and not cb.changed]: raise ValueError(
-            f"{lost[0]} has to be alone if the fit is to go on with another scheduler beside it: what it has made of "
-            "the rates cannot be found again")
-        for g, lr in zip(self.opt.opt.param_groups, found[0].base): g['lr'] = lr
-        with quiet():
-            for cb in found: cb._again()
+    def _each_its_own(self, rates):  # an `eta_min` is reached by all of torch's groups that one hyper-parameter is for
+        groups = self.opt.opt.param_groups
+        for h in self.opt.hypers:
+            k, *_ = h.readers['lr']
+            if not math.isclose(groups[k]['lr'], rates[k], rel_tol=1e-9): continue  # somebody has changed it since
+            for j in h.own: groups[j]['lr'] = rates[j]
 
-    def _again(self):  # as if the fit had been begun with it
+    def gone_on(self,
+        new: Collection[str],  # hyper-parameters that the fit is to have another value of than when it was begun
+    ) -> None:
+        """Have the rates that there would be if the fit had been begun as it is now
+
+        Raises: ValueError if nobody can know them."""
+        super().gone_on(new)
+        found = [cb for cb in self._chain() if cb.sched]
+        again = 'lr' in new or any(cb.changed for cb in found)
+        if self.learn.going_on or not again or self is not found[-1]: return  # once, for all that are chained
+        plateau = next((cb for cb in found if isinstance(cb.sched, ReduceLROnPlateau) and not cb.changed), None)
+        if plateau and len(found) > 1: raise ValueError(
+            f"{plateau} has to be alone if the fit is to go on with another scheduler beside it, or another rate: what "
+            "it has made of the rates cannot be found again")
+        if plateau: return self._lower_again()
+        for g, b in zip(self.opt.opt.param_groups, found[0].base):
+            g.pop('initial_lr', None)
+            g.update(deepcopy(b))
+        for cb in found: cb._again()
+        catch_up(found)
+
+    def _lower_again(self):
+        for g, factors, least in zip(self.opt.opt.param_groups, self.lowered, self.sched.min_lrs):
+            for f in factors: g['lr'] = max(g['lr']*f, min(least, g['lr']))
+        self._keep_fixed()
+
+    def _again(self):
         if self.sched is self.make: self.sched.load_state_dict(self.made['state'])
         else: self.sched = self._made()
-        self.changed, self.held = False, 0
-        for _ in range(self.learn.n_step-self.first if self.steps else self.epoch): self._advance()
+        self.changed, self.held, self.behind = False, 0, self.learn.n_step-self.first if self.steps else self.epoch
 
     def __repr__(self) -> str:
         o = self.make.func if isinstance(self.make, partial) else self.make
         return f"TorchScheduler({getattr(o, '__name__', type(o).__name__)})"
 
 
+def catch_up(
+    chain: list[TorchScheduler],  # those of a fit, in order
+) -> None:
+    "Make the steps that each is behind, in the order in which the fit would have made them"
+    steps, epochs = (max([cb.behind for cb in chain if cb.steps is by_step], default=0) for by_step in (True, False))
+    per = chain[0].per_epoch() or steps/max(1, epochs)
+    turns = [(i if cb.steps else i*per, not cb.steps, k) for k, cb in enumerate(chain)
+             if not isinstance(cb.sched, ReduceLROnPlateau) for i in range(1, cb.behind+1)]  # that one has seen nothing
+    for cb in chain: cb.behind = 0
+    with quiet():
+        for *_, k in sorted(turns): chain[k]._advance()
+    chain[0]._keep_fixed()  # one may have begun with another rate
+
+
 def arguments(
     state: Any,   # of a scheduler of torch's
 ) -> Any:
-    "Its state without where it stands"
-    if isinstance(state, dict): return {k: arguments(v) for k, v in state.items() if k not in position}
+    "Its state without where it stands, and without the fit's rates unless it has its own"
+    if isinstance(state, dict):
+        not_its_own = position if 'cycle_momentum' in state else position | {'base_lrs'}
+        return {k: arguments(v) for k, v in state.items() if k not in not_its_own}
     return [arguments(v) for v in state] if isinstance(state, (list, tuple)) else state
+
+
+def differing(
+    made: dict[str, Any],  # what a scheduler was at the start of the fit
+    was: dict[str, Any],   # and that of a file
+) -> list[str]:
+    "What is another one, as text"
+    if made['cls'] != was['cls']: return [f"{made['cls']}, which was {was['cls']}"]
+    now, then = (arguments(o['state']) | dict(by=o['by']) for o in (made, was))
+    return [f"{k}={now.get(k)!r}, which was {then.get(k)!r}" for k in {**now, **then} if now.get(k) != then.get(k)]
+
+
+def reductions(
+    state: dict[str, Any],  # of torch's ReduceLROnPlateau
+    rates: list,            # with which the fit began
+) -> list[list[float]]:     # the factor, as often as it has acted, for each rate
+    "What it has made of the rates; one that has come to `min_lr` has been lowered no further"
+    f = state['factor']
+    return [[f]*(math.ceil(math.log(now/old, f)-1e-6) if 0 < now < old and f else 0)  # 1e-6: of rounding
+            for now, old in zip(state['_last_lr'], rates)]
 
 
 @contextmanager

@@ -113,7 +113,7 @@ class ValidateEvery(WithoutValidation):
         if not self._sets(): raise ValueError(
             "ValidateEvery: there is no validation set; `dls={'test': dl}` gives one")
         self.begun, self.due, self.seen, self.started = False, False, -1, perf_counter()
-        if not self.learn.paused:  # else the time goes on, as in `learn.step`
+        if not self.learn.going_on:  # else the time goes on, as in `learn.step`
             for e in self.everys: e.start()
         recorder = self.recorder
         train = {k: names for k, names in recorder.columns.items() if k[0] == 'train'}

@@ -168,3 +168,13 @@ def test_no_file_knows_its_place(tmp_path):
 
     assert len(files) > 3 and [p.name for p in files if any(
         name in p.read_bytes() for name in (b'old-place', str(tmp_path).encode()))] == []
+
+def test_what_comes_during_a_fit_costs_no_weights(tmp_path):
+    "A value that no file can hold is left out with a warning, if it was not there when the fit began"
+    def tell(cb): cb.learn.meta['odd'] = object()
+    learn = noisy_learner(tmp_path)
+
+    with pytest.warns(UserWarning, match=r"saved without `learn.meta`: `learn.meta\['odd'\]`, a `object`"):
+        learn.fit(1, cbs=[Checkpoint(), Callback(after_train=tell)])
+
+    assert {*checkpoint_meta(folder_of(learn)/'run1_step5.ckpt')} == {'time', 'versions', 'n_fit', 'epoch', 'n_step'}

@@ -10,7 +10,7 @@ from learner.callbacks.checkpoint import Checkpoint
 from learner.callbacks.schedule import ParamScheduler
 from learner.callbacks.tracker import EarlyStoppingCallback
 from learner.schedules import SchedCos
-from tests.helpers import Counts
+from tests.helpers import Counts, synth_learner
 from tests.resume_helpers import AskAt, noisy_learner, noisy_loaders, record, uninterrupted
 
 
@@ -64,6 +64,16 @@ def test_a_new_rate(tmp_path):
     learn.step(2)
 
     assert learn.recorder.lrs == [1e-2]*3 + [1e-3]*4
+
+
+@pytest.mark.parametrize('n, pieces', [(3, 3), (4, 2), (8, 1), (9, 1)])
+def test_a_loop_over_one_fit(n, pieces):
+    "The loop of the docstring ends with the fit, also where its last piece is a whole one"
+    learn, seen = synth_learner(n=4), []
+
+    while learn.step(n, n_epoch=2) and learn.paused: seen.append(learn.n_step)
+
+    assert (learn.n_step, learn.n_fit) == (8, 1) and seen == [n*i for i in range(1, pieces)]
 
 
 def test_what_is_drawn_between_is_no_matter(tmp_path):
