@@ -23,6 +23,7 @@ class StopFlag:
 
     'save', 'stop' (ends the fit quietly), 'interrupt' (KeyboardInterrupt), 'exit' (ends the process) or 'pause'."""
     running = False              # does a fit run, that looks here?
+    thread: int|None = None      # in which it does, or the last one did
     requested = False            # has something been asked for and not yet been obeyed?
     pressed = False              # was that Ctrl-C?
     held = False                 # is something going on that must not be cut short, so that a second Ctrl-C waits too?
@@ -87,7 +88,7 @@ def deferred_interrupt(
 ):
     "Let Ctrl-C set `flag` for the block; in the main thread only, and only where a Python function handles it now"
     flag.take()
-    flag.running = True
+    flag.running, flag.thread = True, threading.get_ident()
     old = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
     handled = callable(old)  # not in another thread; by a handler in C; or if the process is to ignore it, or die of it
     try:

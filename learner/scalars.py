@@ -39,8 +39,8 @@ class Scalars:
     ) -> None:
         """Add a value; a tensor is copied from its device when somebody reads it
 
-        Raises: ValueError for a tensor of more than one number, or of a complex one, and for `n` below 0; TypeError for
-        what is no number."""
+        Raises: ValueError for a tensor of more than one number, or of a complex one, for what is too large for a float,
+        and for `n` below 0; TypeError for what is no number."""
         check_number('`n`', n, 0, of='items')
         if isinstance(value, (np.ndarray, np.generic)) and value.size == 1: value = value.item()
         if isinstance(value, Tensor):
@@ -51,7 +51,9 @@ class Scalars:
             value = math.nan
         elif not isinstance(value, Real): raise TypeError(
             f"the value is {value!r}, a `{type(value).__name__}`: give a number, or a tensor of one")
-        self._values.append(float(value))
+        try: number = float(value)
+        except OverflowError: raise ValueError("the value is too large for a float, which ends at 1.8e308") from None
+        self._values.append(number)
         self.counts.append(float(n))
 
     @property

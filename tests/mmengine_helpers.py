@@ -5,6 +5,8 @@ from enum import IntEnum
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from learner import all as everything
+from learner.callback import Callback
 from learner.integrations.mmengine import sites
 
 
@@ -121,6 +123,25 @@ class SwitchHook(Hook):
                 self.restarted = True
             runner.model.more = True
         elif self.restarted: loader._DataLoader__initialized = True
+
+
+class Anew(Callback):
+    "Counts training batches from the start of its fit"
+    state, n = ('n',), 0
+    def __init__(self, step=1): self.step = step
+    def before_fit(self): self.n = 0
+    def after_batch(self): self.n += self.step*self.training
+
+
+# Callbacks of the package that work as hooks, on any model, each on its own
+as_hooks = dict(
+    ActivationCheckpointing=lambda: everything.ActivationCheckpointing(''),
+    ActivationStats=lambda: everything.ActivationStats(modules=''), Callback=Callback,
+    CollectDataCallback=everything.CollectDataCallback, Compiled=lambda: everything.Compiled('eager'),
+    EmptyCacheCallback=everything.EmptyCacheCallback,
+    HookCallback=lambda: everything.HookCallback('', hook=lambda *args: None),
+    ModelResetter=everything.ModelResetter, ProfilerCallback=lambda: everything.ProfilerCallback(0, 1, 1),
+    Scheduler=everything.Scheduler, SyncBuffersCallback=everything.SyncBuffersCallback)
 
 
 def places(seen):

@@ -84,6 +84,7 @@ def test_no_items_count_for_nothing():
 @pytest.mark.parametrize('value, n, error, what', [
     (torch.ones(2), 1, ValueError, r'shape \(2,\)'), (torch.ones(0), 1, ValueError, 'shape'),
     (torch.ones((), dtype=torch.complex64), 1, ValueError, 'complex64'), ('1', 1, TypeError, "'1', a `str`"),
+    pytest.param(10**400, 1, ValueError, 'value is too large', id='10**400'),
     (None, 1, TypeError, 'None'), (1j, 1, TypeError, '1j'), (1, -1, ValueError, '`n` is -1'),
     (1, math.nan, ValueError, '`n`'), (1, torch.tensor(2), TypeError, '`n`')])
 def test_what_is_no_number(value, n, error, what):

@@ -71,7 +71,7 @@ class IterLogger(Callback):
         if not hasattr(self.learn, 'recorder'): raise RuntimeError(
             "`IterLogger` works with `Recorder`, which this Learner is without; add it")
         self._begin()
-        self.start = None
+        self.start, self.begun, self.ended = None, 0., 0.
         self.every.start()
 
     def before_train(self): self.ended = perf_counter()
@@ -95,12 +95,16 @@ class IterLogger(Callback):
         if self.steps and self.every.at_step(learn): self._log(now)
 
     def after_train(self):  # what is left is stepped by now, or dropped
+        if self.begun > self.ended: self.after_batch()  # another callback ended all this before it was reached
         if self.open and self.learn.n_step > self.seen: self.losses.append(self.open)
         self.open = []
 
     def save_point(self): self.ended = perf_counter()
 
+    def after_epoch(self): self.after_train()  # which a cancel may have passed by
+
     def after_fit(self):
+        self.after_train()
         if self.every.last and self.steps and not self.learn.paused: self._log(perf_counter())
 
     def cleanup_fit(self): self.reading = None

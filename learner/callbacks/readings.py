@@ -4,6 +4,7 @@ The table as a whole is `learn.history`."""
 import math
 import re
 from difflib import get_close_matches
+from threading import get_ident
 from typing import Any
 
 from fastcore.basics import patch
@@ -69,11 +70,11 @@ def note(self: Learner,
 ) -> None:
     """Note a number, to be found as `learn.recorder[name]`, in the table of no row, and in each checkpoint
 
-    It may be called anywhere, also in a validation. What is noted outside of a fit belongs to the fit before. All is
-    forgotten when the next fit starts.
+    It may be called anywhere, also in a validation or another thread. What is noted outside of a fit belongs to the fit
+    before. All is forgotten when the next fit starts.
     Raises: RuntimeError without Recorder, or where it would be forgotten at once; ValueError if the Recorder uses the
-    name itself, or the value is a tensor of more than one number; TypeError for a name that is no text, or a value that
-    is no number."""
+    name itself, or the value is too large, or a tensor of more than one number; TypeError for a name that is no text,
+    or a value that is no number."""
     recorder: Any = vars(self).get('recorder')
     passes = any(cb is recorder for cb in self.passing) and recorder.n_fit < 0  # an evaluation's own
     if not isinstance(recorder, Recorder) or passes: raise RuntimeError(
@@ -98,6 +99,7 @@ def _check_name(recorder, name):
 
 
 def _check_place(learn, recorder, name):
+    if learn._stop.thread != get_ident(): return  # where the fit is has nothing to do with it
     cb, event, _ = learn._at_work or (None, '', None)
     if event != 'before_fit' or learn.run_kind == 'validate': return
     if next(c for c in learn.ordered if c is cb or c is recorder) is cb: raise RuntimeError(

@@ -2,21 +2,22 @@
 
 All 22 sites of a hook are called when MMEngine's Runner would, with the same arguments, each hook in its place among
 the Learner's callbacks. `as_hook` is the way back."""
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
+import torch
 from fastcore.basics import camel2snake
 
 from ..callback import Callback
 from ..callbacks.averaging import WeightAverage
 from ..callbacks.resume import Resuming
 from ..callbacks.schedule import Scheduler
+from ..callbacks.validate_every import EvalPass
 from ..events import CancelFitException
-from ..order import order_names
 from .mmengine_hook import as_hook, from_sites
 from .mmengine_hub import Watched
-from .mmengine_runner import Runner, modes, priorities, sites
+from .mmengine_runner import Runner, modes, priority_order, sites
 from .mmengine_table import counterparts
 
 __all__ = ['as_callback', 'as_hook', 'HookOfMMEngine', 'Runner', 'priority_order', 'sites', 'from_sites',
@@ -25,26 +26,6 @@ __all__ = ['as_callback', 'as_hook', 'HookOfMMEngine', 'Runner', 'priority_order
 batch_events = {'before_batch': 'before', 'after_batch': 'after'}
 instead = {'LoggerHook': 'IterLogger, CSVLogger or ScalarLogger', 'NaiveVisualizationHook': '`learn.show_results()`',
            'PrepareTTAHook': '`learn.tta`'}  # of hooks that work on what only a Runner has
-
-
-def priority_order(
-    priority: Any,       # one of MMEngine's names, a number from 0 to 100, or a Priority
-    owner: str = '',     # whose it is, for the message
-) -> float:
-    """Where a hook of this priority stands among callbacks: their `order`
-
-    Raises: ValueError for another name or number; TypeError for what is neither.
-    Example:
-    >>> priority_order('VERY_LOW'), priority_order(50), priority_order(20)
-    (90, 0, -35)
-    """
-    name = getattr(priority, 'name', priority)
-    if isinstance(name, str) and name.upper() in order_names: return order_names[name.upper()]
-    wanted = f"`priority` of {owner} is {priority!r}: give a number from 0 to 100, or one of {', '.join(order_names)}"
-    if isinstance(priority, bool) or not isinstance(priority, (int, float, str)): raise TypeError(wanted)
-    if isinstance(priority, str) or not 0 <= priority <= 100: raise ValueError(wanted)
-    place = float(np.interp(priority, list(priorities.values()), list(order_names.values())))
-    return int(place) if place.is_integer() else place
 
 
 def as_callback(
@@ -65,20 +46,39 @@ def as_callback(
     return HookOfMMEngine(hook, priority, runner)
 
 
+class _Evaluation(NamedTuple):
+    "One that a hook has seen begin"
+    outer: Any      # the scope around it
+    mode: str       # 'val', 'test'; '': the hook is told nothing of it
+    own: Any        # the hook's attributes, to be put back; None: what it sets stays
+
+
+def _chain(scope):  # a scope, and those around it
+    while scope:
+        yield scope
+        scope = scope[1]
+
+
 class HookOfMMEngine(Callback):
     """Calls a hook's methods where MMEngine's Runner would; `as_callback` makes it
 
     Predictions and `lr_find` call none. A fit that was interrupted and is gone on with is one run. A hook that has been
     in a fit is not begun anew by an evaluation: `before_run` is called then, and what it sets is put back, so that an
-    EMAHook goes on with its average. If an evaluation breaks off, a hook that acts before it is told of its end with
-    `metrics={}`, so that weights which it has swapped are put back.
-    Raises: TypeError or ValueError as `as_callback`.
+    EMAHook goes on with its average. Several validation sets are one validation, whose metrics come at its end. If it
+    breaks off, a hook that acts before it is told of its end with `metrics={}`, so that weights which it has swapped
+    are put back. `learn.validate()` within a validation calls none, and what one elsewhere in a fit, or `dry_run`, sets
+    of a hook's attributes is put back; one outside of fits is what `runner.val()` is, and hooks act on it.
+    Raises: TypeError or ValueError as `as_callback`; ValueError from an evaluation, if the hook puts other weights into
+    the model for it and another hook, EMA or SWA does so too.
     Order: the hook's priority."""
     run_in = frozenset({'fit', 'validate'})
+    not_hashed = ('hub',)  # times too
     trains = False        # has `before_train` been in this fit?
     in_epoch = False      # has `before_train_epoch`?
     goes_on = ''          # where a fit of this process goes on
-    opened = ''           # mode of the evaluation that its hook has begun
+    set_over = True       # has the present validation set come to its end?
+    swaps = False         # did its hook change weights for the present evaluation?
+    own: Any = None       # the hook's attributes before a rehearsal
 
     def __init__(self,
         hook: Any,                    # as `as_callback` takes it
@@ -93,6 +93,7 @@ class HookOfMMEngine(Callback):
         if other := [instead[c.__name__] for c in type(hook).__mro__ if c.__name__ in instead]: raise ValueError(
             f"a `{cls}` works on what only MMEngine's Runner has; in a Learner it is {other[0]}")
         self.hook, self.given = hook, given
+        self.opened: list[_Evaluation] = []  # that have begun, the innermost one last
         self.sites = frozenset(s for s in sites if self._method(s))
         if hasattr(hook, 'get_triggered_stages'): self.sites &= {*hook.get_triggered_stages()}  # which it overrides
         elif not self.sites: raise TypeError(f"a `{cls}` is no hook: it has no method named like {', '.join(sites)}")
@@ -138,38 +139,45 @@ class HookOfMMEngine(Callback):
     @property
     def ready(self) -> bool: "Has it what `before_run` makes?"; return self.begun or 'before_run' not in self.sites
 
-    def _is_first(self): return self.runner.callbacks[0] is self
-    def _is_last(self): return self.runner.callbacks[-1] is self
+    def _is_first(self): return self.runner.callbacks[:1] == [self]
+    def _is_last(self): return self.runner.callbacks[-1:] == [self]
     def _in_fit(self): return self.learn.run_kind == 'fit'
 
     # ---- a run
 
     def before_fit(self):
-        runner, paused = self.runner, self.learn.paused
+        runner, paused = self.runner, self.learn.paused if self.learn.going_on else None
         vars(runner).update({k: v for k, v in self.given.items() if k != 'param_schedulers'})
         averages = any(c.__name__ == 'EMAHook' for c in type(self.hook).__mro__)
         if averages and (others := [cb for cb in self.learn.cbs if isinstance(cb, WeightAverage)]): raise ValueError(
             f"{self} and {others[0]} both put averages into the model for evaluations: leave one out")
         if not self._in_fit(): return self._before_evaluation()
+        if self.learn.rehearsing: self.own = dict(self._attributes())
         self.goes_on = paused.state['place'] if paused else ''
         if paused and self.begun: return
         if self._is_first(): runner.begin()
         if 'param_schedulers' in self.given: self._make_schedulers(self.given['param_schedulers'])
         self.trains = self.in_epoch = False
-        if hasattr(self.hook, '__dict__'): vars(self.hook)['_begun'] = True
+        self.opened.clear()
+        self._attributes()['_begun'] = True
         self.fire_site('before_run')
 
     def _before_evaluation(self):
-        own = dict(vars(self.hook)) if self.begun else None
+        own = dict(self._attributes())
         self.fire_site('before_run')
-        if own is not None:
-            vars(self.hook).clear()
-            vars(self.hook).update(own)
+        if self.begun: self._put_back(own)
+
+    def _attributes(self) -> dict: return getattr(self.hook, '__dict__', {})
+
+    def _put_back(self, own):
+        self._attributes().clear()
+        self._attributes().update(own)
 
     def _make_schedulers(self, made):
         others = [cb for cb in self.learn.cbs if isinstance(cb, Scheduler)]
         if others: raise ValueError(f"{self} gets `param_schedulers`, and there is `{others[0]}`: leave one out")
         if 'wd' in self.opt.places: self.opt.regroup(by_decay=True)  # now: it would come in mid-fit with a decay
+        self.hypers = [dict(h) for h in self.opt.hypers]
         self.runner.param_schedulers = made(self.opt.opt) if callable(made) else made
 
     def _loads_later(self):  # a file, when the fit comes to the scope in which it was written
@@ -187,14 +195,16 @@ class HookOfMMEngine(Callback):
         runner, goes_on = self.runner, self.goes_on
         self.goes_on = ''
         runner.n_batches = self.n_iter
-        if self._watches() and not isinstance(self.dl, Watched): self.learn.dl = Watched(self.dl)
+        self._watch()
         if goes_on != 'train' and not self._loads_later(): self._begin_epoch()
 
     def _begin_epoch(self):
         if not self.runner.by_iter or not self.in_epoch: self.fire_site('before_train_epoch')
         self.in_epoch = True
 
-    def _watches(self): return any(s.endswith('_iter') for s in self.sites)
+    def _watch(self):
+        if any(s.endswith('_iter') for s in self.sites) and not isinstance(self.dl, Watched):
+            self.learn.dl = Watched(self.dl)
 
     def before_batch(self): self._batch('before')
     def after_batch(self):
@@ -206,11 +216,10 @@ class HookOfMMEngine(Callback):
 
     def _batch(self, when, **outputs):
         runner, mode = self.runner, self.runner.mode
+        if mode != 'train' and not (self.opened and self.opened[-1].mode): return
         if mode == 'train' and when == 'before': runner.at = self.learn.train_iter
         number = runner.at if mode == 'train' and runner.by_iter else self.iter
         self.fire_site(f'{when}_{mode}_iter', batch_idx=number, data_batch=getattr(self.dl, 'last', None), **outputs)
-
-    def cleanup_train(self): self.runner.done = self.learn.train_iter
 
     def after_train(self):
         if not self.runner.by_iter: self.fire_site('after_train_epoch')
@@ -221,6 +230,9 @@ class HookOfMMEngine(Callback):
         ended = self.runner.by_iter or where == {'fit'} and self.epoch+1 < self.n_epoch
         if ended and learn.agree(self.runner.train_loop.stop_training): raise CancelFitException
 
+    def after_row(self):  # an evaluation of ValidateEvery's is over
+        if self.runner.by_iter and self.learn.agree(self.runner.train_loop.stop_training): raise CancelFitException
+
     def after_fit(self):
         if self.learn.paused and self._in_fit(): return  # it can be gone on with
         if self._in_fit():
@@ -228,43 +240,82 @@ class HookOfMMEngine(Callback):
             if self.trains: self.fire_site('after_train')
         if self._is_last(): self.runner.call_hook('after_run')
 
+    def cleanup_epoch(self):  # it was ended between two validation sets
+        if self.opened and self.opened[-1].outer is self.learn._scope: self._close({})
+
     def cleanup_fit(self):
-        if self._in_fit() and not self.learn.paused and 'param_schedulers' in self.given:
-            vars(self.opt.opt).pop('step', None)  # MMEngine's schedulers put a counter there
-            self.runner.param_schedulers = None
+        own, self.own = self.own, None
+        if own is not None: self._put_back(own)
+        if not self._in_fit() or not self.runner.param_schedulers or 'param_schedulers' not in self.given: return
+        vars(self.opt.opt).pop('step', None)  # MMEngine's schedulers put a counter there
+        for h, old in zip(self.opt.hypers, self.hypers): h.update(old)
+        if not self.learn.paused: self.runner.param_schedulers = None
 
     # ---- an evaluation
 
     def before_validate(self):
-        runner = self.runner
-        if not runner.mode: return
-        runner._metrics, self.opened = None, runner.mode
-        if self._watches() and not isinstance(self.dl, Watched): self.learn.dl = Watched(self.dl)
-        if self._is_first(): runner.call_hook(f'before_{runner.mode}')
-        self.fire_site(f'before_{runner.mode}_epoch')
+        runner, outer = self.runner, self.learn._scope[1]
+        runner.set_values, self.set_over = None, False
+        there = list(_chain(self.learn._scope))
+        self.opened = [o for o in self.opened if any(o.outer is scope for scope in there)]
+        if not (self.opened and self.opened[-1].outer is outer):
+            mode = '' if self.opened else runner.mode  # within another one the hook has done its part
+            guest = outer[0] == 'frame' and not any(isinstance(cb, EvalPass) for cb in self.learn.cbs)  # within a fit
+            self.opened.append(_Evaluation(outer, mode, dict(self._attributes()) if guest else None))
+            if mode: self._begin_evaluation(mode)
+        if self.opened[-1].mode: self._watch()
+
+    def _begin_evaluation(self, mode):
+        self.runner.values = {}
+        if self._is_first(): self.runner.call_hook(f'before_{mode}')
+        if (site := f'before_{mode}_epoch') not in self.sites: return
+        rivals = [cb for cb in self.learn.ordered if isinstance(cb, WeightAverage)
+                  or isinstance(cb, HookOfMMEngine) and cb is not self and site in cb.sites]
+        weights = [p.detach().clone() for p in self.model.parameters()] if rivals else []
+        self.fire_site(site)
+        self.swaps = not all(torch.allclose(p, old, 0, 0, equal_nan=True)
+                             for p, old in zip(self.model.parameters(), weights))
+        others = [cb for cb in rivals if isinstance(cb, WeightAverage) or cb.swaps]
+        if self.swaps and others: raise ValueError(
+            f"{self} and {others[0]} both put other weights into the model for evaluations: leave one out")
 
     def after_validate(self):
-        runner, self.opened = self.runner, ''
-        if not runner.mode: return
-        self.fire_site(f'after_{runner.mode}_epoch', metrics=runner.metrics())
-        if self._is_last(): runner.call_hook(f'after_{runner.mode}')
+        self.set_over = True
+        if not self._is_open(): return
+        if self.opened[-1].mode: self.runner.collect()
+        *_, last = self.learn.dls.valid_sets or ['']
+        if self.learn.valid_name in ('', last): self._close(dict(self.runner.values), whole=True)
+
+    def _is_open(self): return bool(self.opened) and self.opened[-1].outer is self.learn._scope[1]
+
+    def _close(self, metrics, whole=False):
+        (_, mode, own), self.swaps = self.opened.pop(), False
+        if not mode: return
+        try:
+            if whole or f'before_{mode}_epoch' in self.sites: self.fire_site(f'after_{mode}_epoch', metrics=metrics)
+            if whole and self._is_last(): self.runner.call_hook(f'after_{mode}')
+        finally:
+            if own is not None: self._put_back(own)
 
     def cleanup_validate(self):  # it broke off
-        mode, self.opened = self.opened, ''
-        if mode and f'before_{mode}_epoch' in self.sites: self.fire_site(f'after_{mode}_epoch', metrics={})
+        if self._is_open() and (not self.set_over or sys.exc_info()[1] is not None): self._close({})
 
     # ---- files
 
     def state_dict(self) -> dict[str, Any]:
-        "So that a fit without the hook does not go on unnoticed; what the hook keeps is in a part of its own"
-        return dict(begun=self.begun)
+        """So that a fit without the hook does not go on unnoticed; what the hook keeps is in a part of its own
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: "Nothing: `before_load` brings the hook what it keeps"
+        The first hook has what the runner keeps: the hub's numbers, schedulers, and whether the fit is to stop."""
+        return dict(begun=self.begun, **(self.runner.state_dict() if self.learn and self._is_first() else {}))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # what `state_dict` gave
+        "Let the runner go on; `before_load` brings the hook what it keeps"
+        if 'hub' in state and self.learn: self.runner.load_state_dict(state)
 
     def before_save(self,
         state: dict[str, Any],  # what is being saved: what the hooks keep joins it
     ):
-        if 'counters' in state and self._is_first(): self.runner.add_to(state)
+        if self._is_first(): self.runner.add_to(state)
 
     def before_load(self,
         state: dict[str, Any],  # what was read, of which the hooks take theirs

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from fastcore.foundation import L
 
 from ..callback import Callback
 from ..callbacks.recorder import Row
 from ..events import CancelException, CancelFitException, LoopState, event
 from ..order import order_names, order_number
+from ..state import keyed
 from ..tensors import split_batch
 from ..utils import optional
 from .mmengine_runner import priorities, sites
@@ -30,6 +32,11 @@ from_sites = dict(
     after_test_iter=('after_batch', 'cleanup_batch'), after_test_epoch=('after_validate', 'cleanup_validate'),
     after_train=('after_epoch', 'cleanup_epoch', 'after_cancel_fit', 'after_fit', 'cleanup_fit'))
 known = {e for events in from_sites.values() for e in events}
+# Of these some part would go unheard: they cancel or shorten what the Runner does not, give it other batches, set modes
+# which it sets after its hooks, or ask what only a Learner has.
+of_learner = {'BnFreeze', 'ChannelsLast', 'FetchPredsCallback', 'FreezeUntil', 'MCDropout', 'ProgressiveResize',
+              'ShortEpochCallback', 'ShowGraphCallback', 'SignalCallback', 'SkipToEpoch', 'SwitchAt', 'TimeLimit',
+              'Timer', 'TrainEvalCallback'}
 
 
 def as_hook(
@@ -40,17 +47,22 @@ def as_hook(
     The callback finds as its Learner what the Runner tells of itself: the fields of the loop, `model`, `device`,
     `opt.opt`, which is torch's optimizer, `dls`, `path`, `stage`, `final_record`, `recorder.row` with the metrics of an
     evaluation, `note`, which writes into the message hub. What else it asks for is an AttributeError that names it.
-    `CancelFitException` ends the training where MMEngine
-    can: after the epoch, or the iteration of an iteration-based loop; other cancels are errors. What the callback's
-    `state_dict` gives is in MMEngine's checkpoints. After an error MMEngine calls no hook, so there is no cleanup.
-    Raises: TypeError for what is no callback, or acts at an event that MMEngine has no site for; ValueError for one
-    that is part of a Learner; ImportError without MMEngine."""
+    `CancelFitException` ends the training where MMEngine can: after the epoch, or the iteration of an iteration-based
+    loop; other cancels are errors. What the callback's `state_dict` gives is in MMEngine's checkpoints. After an error
+    MMEngine calls no hook, so there is no cleanup. What the Runner would not see is an AttributeError too: a callback
+    that sets a field of the loop, such as `xb`.
+    Raises: TypeError for what is no callback, acts at an event that MMEngine has no site for, or is one of the
+    package's that work on a Learner alone; ValueError for one that is part of a Learner; ImportError without MMEngine.
+    """
     cb = callback() if isinstance(callback, type) and issubclass(callback, Callback) else callback
     if not isinstance(cb, Callback): raise TypeError(f"as_hook: {callback!r} is no Callback")
     if odd := [e for e in vars(event) if e not in (*known, 'after_create') and cb.handler(e)]: raise TypeError(
         f"as_hook: `{cb}` acts at {', '.join(odd)}, which MMEngine's Runner has no site for; there are "
         f"{', '.join(e for e in vars(event) if e in known)}")
-    if cb.learn is not None: raise ValueError(f"as_hook: `{cb}` is part of a Learner: remove it there first")
+    if not of_learner.isdisjoint(c.__name__ for c in type(cb).__mro__): raise TypeError(
+        f"as_hook: `{cb}` works on a Learner alone: MMEngine's Runner has nothing that does what it asks for")
+    if not isinstance(cb.learn, _Stand | None): raise ValueError(  # a stand is of a run that has ended by an error
+        f"as_hook: `{cb}` is part of a Learner: remove it there first")
     base = optional('mmengine.hooks', 'as_hook').Hook
     return type('HookOfLearner', (_Sites, base), {})(cb)
 
@@ -59,11 +71,21 @@ class _Stand(LoopState):
     "What the callback finds as its Learner"
     run_kind, stage, final_record, passes = 'fit', '', None, 0
     stepped, n_step, loss_parts = False, 0, None
+    total_steps, rehearsing, paused = None, False, None
+    at_work = ''  # the event at which the callback is
 
     def __init__(self, runner): self.runner = runner
+    def __setattr__(self, name, value):
+        if self.at_work and hasattr(LoopState, name): raise AttributeError(
+            f"`learn.{name}` is set at `{self.at_work}`, which MMEngine's Runner would not see", name=name, obj=self)
+        super().__setattr__(name, value)
+
+    def _scopes(self): return ()  # an evaluation is never within a batch
     def agree(self, flag): return flag
     def note(self, name, value, n=1): self.runner.message_hub.update_scalar(name, value, n)
 
+    @property
+    def cbs(self): return L([hook.cb for hook in self.runner.hooks if isinstance(hook, _Sites)])
     @property
     def model(self): return self.runner.model
     @property
@@ -86,6 +108,7 @@ class _Sites:
     "The methods of the hook"
     def __init__(self, cb):
         self.cb, self.in_fit, self.in_epoch, self.ended = cb, False, False, False
+        self.loaded: Any = None  # the callback's state in a checkpoint, before its `before_fit`
         self.outer: Any = ()  # what an evaluation in the midst of an iteration-based loop puts back
         places, numbers = list(order_names.values()), list(priorities.values())
         self.priority = round(float(np.interp(order_number(cb.order, str(cb)), places, numbers)))
@@ -99,11 +122,13 @@ class _Sites:
             inner = e.endswith('_batch')
             if inner and not (cb.run_train if learn.training else cb.run_valid): continue
             if (f := cb.handler(e)) is None: continue
+            learn.at_work = e
             try: f()
             except CancelFitException: self._end(e)
             except CancelException as x: raise RuntimeError(
                 f"{type(x).__name__} raised by `{cb}` at `{e}`: in MMEngine's Runner only CancelFitException can end "
                 "something") from x
+            finally: learn.at_work = ''
 
     def _end(self, e):
         if not self.in_fit: raise RuntimeError(f"CancelFitException raised by `{self.cb}` at `{e}` outside of training")
@@ -114,11 +139,18 @@ class _Sites:
     def before_run(self, runner):
         self.cb.learn, self.in_fit, self.in_epoch, self.ended = _Stand(runner), False, False, False
 
+    def after_run(self, runner): self.cb.learn = self.loaded = None
+
+    def _ready(self, runner):
+        if self.cb.learn is None: self.before_run(runner)  # a loop that is run by hand, after the run
+
     def before_train(self, runner):
+        self._ready(runner)
         learn, self.in_fit = self.cb.learn, True
         learn.epoch, learn.n_epoch, learn.train_iter = runner.epoch, runner.max_epochs, runner.iter
         learn.n_step = runner.iter
         self._fire('before_train')
+        if not hasattr(runner.train_loop, 'dataloader_iterator'): self._put_back(runner)
 
     def before_train_epoch(self, runner):
         self._close_epoch()
@@ -126,6 +158,7 @@ class _Sites:
         learn.epoch, learn.training, learn.trained, learn.stage = runner.epoch, True, False, 'train'
         self._begin(learn, runner.train_dataloader)
         self._fire('before_train_epoch')
+        self._put_back(runner)  # in an iteration-based loop, whose one epoch goes on
 
     def _begin(self, learn, dl):
         learn.dl = dl
@@ -165,15 +198,17 @@ class _Sites:
 
     # ---- evaluation
 
-    def before_val(self, runner): self._alone('before_fit', 'before_epoch')
-    def before_test(self, runner): self._alone('before_fit', 'before_epoch')
-    def after_val(self, runner): self._alone('after_epoch', 'cleanup_epoch', 'after_fit', 'cleanup_fit')
-    def after_test(self, runner): self._alone('after_epoch', 'cleanup_epoch', 'after_fit', 'cleanup_fit')
+    def before_val(self, runner): self._alone(runner, 'before_fit', 'before_epoch')
+    def before_test(self, runner): self._alone(runner, 'before_fit', 'before_epoch')
+    def after_val(self, runner): self._alone(runner, 'after_epoch', 'cleanup_epoch', 'after_fit', 'cleanup_fit')
+    def after_test(self, runner): self._alone(runner, 'after_epoch', 'cleanup_epoch', 'after_fit', 'cleanup_fit')
 
-    def _alone(self, *events):
+    def _alone(self, runner, *events):
+        self._ready(runner)
         if not self.in_fit:
             self.cb.learn.run_kind = 'validate'
             self._fire('', events)
+            self._put_back(runner)
         elif self.cb.learn.trained and 'after_epoch' in events: self._close_epoch()
 
     def before_val_epoch(self, runner): self._before_evaluation('val', 'valid', runner.val_dataloader)
@@ -182,6 +217,7 @@ class _Sites:
     def _before_evaluation(self, mode, stage, dl):
         learn = self.cb.learn
         self.outer = learn.training, learn.stage, learn.dl, learn.n_iter, learn.iter  # of an iteration-based loop
+        learn.at_work = ''  # a callback may have begun it
         learn.training, learn.stage = False, stage
         self._begin(learn, dl)
         self._fire(f'before_{mode}_epoch')
@@ -206,9 +242,14 @@ class _Sites:
 
     # ---- checkpoints
 
+    def _key(self, runner): return next(k for k, cb in keyed(_Stand(runner)).items() if cb is self.cb)
+
     def before_save_checkpoint(self, runner, checkpoint):
-        if state := self.cb.state_dict(): checkpoint.setdefault('learner_callbacks', {})[self.cb.name] = state
+        if state := self.cb.state_dict(): checkpoint.setdefault('learner_callbacks', {})[self._key(runner)] = state
 
     def after_load_checkpoint(self, runner, checkpoint):
-        state = checkpoint.get('learner_callbacks', {}).get(self.cb.name)
-        if state and runner._resume: self.cb.load_state_dict(state)
+        self.loaded = checkpoint.get('learner_callbacks', {}).get(self._key(runner))
+
+    def _put_back(self, runner):  # after `before_fit`, in which it may begin anew
+        if self.loaded and runner._resume: self.cb.load_state_dict(self.loaded)
+        self.loaded = None

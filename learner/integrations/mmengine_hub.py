@@ -8,7 +8,7 @@ from ..passing import Passing
 from ..plain import to_plain
 from ..scalars import Scalars
 
-__all__ = ['HistoryBuffer', 'MessageHub', 'OptimWrapper', 'LoaderView', 'Watched']
+__all__ = ['HistoryBuffer', 'MessageHub', 'OptimWrapper', 'LoaderView', 'Watched', 'holds']
 
 
 class HistoryBuffer(Scalars):
@@ -112,7 +112,7 @@ class MessageHub:
         scalars = {k: [torch.tensor(v.values, dtype=torch.float64), torch.tensor(v.counts, dtype=torch.float64)]
                    for k, v in self.log_scalars.items() if k not in self.not_kept}
         return dict(log_scalars=scalars,
-                    runtime_info={k: v for k, v in self.runtime_info.items() if k not in self.not_kept and _holds(v)})
+                    runtime_info={k: v for k, v in self.runtime_info.items() if k not in self.not_kept and holds(v)})
 
     def load_state_dict(self,
         state: dict[str, Any],  # what `state_dict` gave
@@ -122,7 +122,10 @@ class MessageHub:
         self.runtime_info = dict(state['runtime_info'])
 
 
-def _holds(value):
+def holds(
+    value: Any,   # anything
+) -> bool:
+    "Can a file hold it?"
     try: to_plain(value)
     except (TypeError, ValueError): return False
     return True
@@ -167,7 +170,10 @@ class LoaderView:
         n: int|None = None,   # batches of the phase; None: as the loader says
     ): vars(self).update(_dl=dl, _n=n)
 
-    def __getattr__(self, name: str) -> Any: return getattr(self._dl, name)
+    def __getattr__(self, name: str) -> Any:
+        if name == '_dl': raise AttributeError(name)  # asked for while copying
+        return getattr(self._dl, name)
+
     def __len__(self) -> int: return len(self._dl) if self._n is None else self._n
     def __iter__(self) -> Iterator: return iter(self._dl.fork())
     def __repr__(self) -> str: return f"LoaderView({self._dl!r})"

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,9 +22,9 @@ from ..plain import to_plain
 from ..tensors import map_tensors
 from ..utils import warn
 from ..weights import unwrapped
-from .mmengine_hub import LoaderView, MessageHub, OptimWrapper
+from .mmengine_hub import LoaderView, MessageHub, OptimWrapper, holds
 
-__all__ = ['Runner', 'modes', 'priorities', 'sites']
+__all__ = ['Runner', 'modes', 'priorities', 'priority_order', 'sites']
 
 # In the order in which a run of training, validation and test comes to them.
 sites = ('before_run', 'after_load_checkpoint', 'before_train', 'before_train_epoch', 'before_train_iter',
@@ -33,8 +34,8 @@ sites = ('before_run', 'after_load_checkpoint', 'before_train', 'before_train_ep
 priorities = dict(zip(order_names, (0, 10, 30, 40, 50, 60, 70, 90, 100)))  # MMEngine's numbers of its names
 modes = dict(train='train', valid='val', test='test')  # MMEngine's, by `learn.stage`
 not_here = 'visualizer', 'log_processor', 'val_evaluator', 'test_evaluator', 'train', 'val', 'test', 'resume'
-inner = ('learn', 'at', 'done', 'trains', 'n_batches', 'begin', 'callbacks', 'metrics', 'checkpoint', 'add_to',
-         'take_from')  # no names of MMEngine's
+inner = ('learn', 'at', 'trains', 'n_batches', 'begin', 'callbacks', 'collect', 'checkpoint', 'add_to',
+         'take_from', 'set_values', 'values', 'left_out', 'state_dict', 'load_state_dict')  # no names of MMEngine's
 
 
 class _Says(logging.Handler):
@@ -44,6 +45,26 @@ logger = logging.getLogger('learner.mmengine')
 logger.addHandler(_Says())
 logger.setLevel(logging.INFO)
 logger.propagate = False
+
+
+def priority_order(
+    priority: Any,       # one of MMEngine's names, a number from 0 to 100, or a Priority
+    owner: str = '',     # whose it is, for the message
+) -> float:
+    """Where a hook of this priority stands among callbacks: their `order`
+
+    Raises: ValueError for another name or number; TypeError for what is neither.
+    Example:
+    >>> priority_order('VERY_LOW'), priority_order(50), priority_order(20)
+    (90, 0, -35)
+    """
+    name = getattr(priority, 'name', priority)
+    if isinstance(name, str) and name.upper() in order_names: return order_names[name.upper()]
+    wanted = f"`priority` of {owner} is {priority!r}: give a number from 0 to 100, or one of {', '.join(order_names)}"
+    if isinstance(priority, bool) or not isinstance(priority, (int, float, str)): raise TypeError(wanted)
+    if isinstance(priority, str) or not 0 <= priority <= 100: raise ValueError(wanted)
+    place = float(np.interp(priority, list(priorities.values()), list(order_names.values())))
+    return int(place) if place.is_integer() else place
 
 
 class TrainLoop:
@@ -83,10 +104,11 @@ class Runner:
         self.param_schedulers: Any = None  # a list of MMEngine's schedulers, or None
         self.trains = False                # has the training of this fit begun?
         self.at = 0                        # number of the present training batch
-        self.done = 0                      # training batches done, where an evaluation counts its own
         self.n_batches: int|None = None    # of a training phase, as far as known
-        self._metrics: dict|None = None    # of the present evaluation
-        self._resume = False               # is what is loaded a whole state, to go on from?
+        self.set_values: dict|None = None  # of the present validation set, whose batches are over
+        self.values: dict = {}             # of all sets of the present evaluation so far
+        self._resume = False               # is what is loaded with the hooks' parts?
+        self.left_out: set[str] = set()    # of checkpoints, since no file can hold it
 
     def _note(self, key, value, count):  # a number of the hub's, for all that the Learner tells
         if not hasattr(self.learn, 'recorder'): return
@@ -105,7 +127,7 @@ class Runner:
         "Training batches done"
         in_batch = self.learn.training and any(scope[0] == 'batch' for scope in self.learn._scopes())
         if in_batch: return self.at  # `train_iter` is one more as soon as the batch has been trained on
-        return self.learn.train_iter if self.trains and self.learn.run_kind == 'fit' else self.done
+        return self.learn.train_iter if self.trains else 0
 
     @property
     def max_iters(self) -> Any:  # `inf` if the training loader has no length
@@ -182,13 +204,14 @@ class Runner:
         rows = {s: [f'({cb.order}) {type(cb.hook).__name__}' for cb in self.callbacks if s in cb.sites] for s in sites}
         return '\n'.join('\n  '.join([f'{site}:', *names]) for site, names in rows.items() if names)
 
-    def metrics(self) -> dict[str, float]:  # by column of the table
-        "Loss and metrics of the present evaluation, whose batches are over"
+    def collect(self) -> None:
+        "Take up loss and metrics of the present validation set, by column of the table"
+        if self.set_values is not None: return  # another hook has
         recorder: Any = getattr(self.learn, 'recorder', None)
-        found: dict = recorder._results('valid', recorder.valid) if recorder and self._metrics is None else {}
-        self._metrics = found if self._metrics is None else self._metrics
+        found: dict = recorder._results('valid', recorder.valid) if recorder else {}
         of_test, own = self.mode == 'test', {m.name for m in self.learn.metrics}
-        return {test_name(k, own) if of_test else k: v for k, v in self._metrics.items()}
+        self.set_values = {test_name(k, own) if of_test else k: v for k, v in found.items()}
+        self.values |= self.set_values
 
     # ---- files
 
@@ -204,39 +227,57 @@ class Runner:
         if self.param_schedulers: found['param_schedulers'] = [dict(s.state_dict()) for s in self.param_schedulers]
         return found
 
+    def state_dict(self) -> dict[str, Any]:
+        "What goes on with a fit, beside what the hooks keep"
+        return dict(hub=self.message_hub.state_dict(), stop=self.train_loop.stop_training,
+                    schedulers=[dict(s.state_dict()) for s in self.param_schedulers or ()])
+
+    def load_state_dict(self,
+        state: dict[str, Any],  # what `state_dict` gave
+    ) -> None:
+        "Go on from there"
+        self.message_hub.load_state_dict(state['hub'])
+        self.train_loop.stop_training = state['stop']
+        for s, old in zip(self.param_schedulers or (), state['schedulers']): s.load_state_dict(old)
+
     def add_to(self,
         state: dict[str, Any],  # of the Learner's, about to be saved
     ) -> None:
         "Put in what the hooks do to a checkpoint, beside the weights, which stay those that are trained"
+        if 'counters' not in state and not self._ready('before_save_checkpoint'): return
         found, before = self.checkpoint(state), self.checkpoint(state)
-        self._call_ready('before_save_checkpoint', found)
+        for cb in self._ready('before_save_checkpoint'): cb.fire_site('before_save_checkpoint', checkpoint=found)
         weights, own = found.pop('state_dict'), before.pop('state_dict')
-        kept = 'meta', 'message_hub', 'param_schedulers'
-        more = {k: v for k, v in found.items() if k not in before or k in kept}
+        more = {k: v for k, v in found.items() if k not in before or k == 'meta'}
+        for k in [k for k, v in more.items() if not holds(v)]: self._leave_out(k, more.pop(k))
         state['mmengine'] = more | dict(weights={k: v for k, v in weights.items() if v is not own.get(k)})
+
+    def _leave_out(self, name, value):
+        if name not in self.left_out: warn(
+            f"what a hook has put into the checkpoint as `{name}`, a `{type(value).__name__}`, is not saved: it is or "
+            "holds no plain value")
+        self.left_out.add(name)
 
     def take_from(self,
         state: dict[str, Any],  # that was read
     ) -> None:
         "Let the hooks take theirs out of it, and change its weights"
-        self._resume = 'counters' in state
         more = dict(state.get('mmengine', {}))
+        self._resume = bool(more)
         found = self.checkpoint(state) | more
+        kept = next((s for s in state.get('callbacks', {}).values() if isinstance(s, dict) and 'hub' in s), None)
+        if kept: found |= dict(message_hub=kept['hub'], param_schedulers=kept['schedulers'])
         found['state_dict'] = {**state['model'], **found.pop('weights', {})}
-        late = [cb for cb in self.callbacks if 'after_load_checkpoint' in cb.sites and not cb.ready]
+        ready = self._ready('after_load_checkpoint')
+        late = [cb for cb in self.callbacks if 'after_load_checkpoint' in cb.sites and cb not in ready]
         if late and more: warn(
             f"{late[0]} does not get what is loaded, since what its `before_run` makes is not there yet; "
             "`fit(resume=file)` brings it")
-        if self._resume and more:
-            self.message_hub.load_state_dict(more['message_hub'])
-            for s, old in zip(self.param_schedulers or (), more.get('param_schedulers', ())): s.load_state_dict(old)
-        self._call_ready('after_load_checkpoint', found)
+        for cb in ready: cb.fire_site('after_load_checkpoint', checkpoint=found)
         for k in state['model'].keys() - found['state_dict'].keys(): del state['model'][k]
         state['model'].update(found['state_dict'])
 
-    def _call_ready(self, site, found):
-        for cb in self.callbacks:
-            if cb.ready: cb.fire_site(site, checkpoint=found)
+    def _ready(self, site): return [cb for cb in self.callbacks if site in cb.sites and cb.ready]
 
     def save_checkpoint(self,
         out_dir: str|Path,                  # folder

@@ -13,7 +13,7 @@ from learner.callbacks.iter_log import DebugInfo, IterLogger
 from learner.callbacks.schedule import ParamScheduler
 from learner.callbacks.training import GradientAccumulation, GradientClip
 from learner.callbacks.validate_every import ValidateEvery
-from learner.events import CancelFitException
+from learner.events import CancelEpochException, CancelFitException, CancelTrainException
 from learner.every import Every
 from learner.schedules import SchedLin
 from tests.helpers import raises, synth_learner
@@ -76,6 +76,30 @@ def test_the_last_line_of_a_fit_that_ends_early(end, steps):
     with suppress(KeyError): learn.fit(3, cbs=[IterLogger(3), Callback(after_epoch=raises(end))])
 
     assert learn.recorder.iters_table.step.tolist() == steps
+
+
+@pytest.mark.parametrize('end', [CancelFitException, CancelEpochException, CancelTrainException])
+@pytest.mark.parametrize('every, steps', [(3, [3, 4]), (2, [2, 4]), ('9it', [4])])
+def test_the_last_step_is_ended_by_another(end, every, steps):
+    "A callback that comes first and ends the training after a step takes nothing away: its line is there, as its loss"
+    stop = Callback(after_batch=raises(end, nth=4))
+    stop.order = 1000  # the Recorder has the loss, and the logger is yet to come
+    learn = synth_learner([IterLogger(every, 2), stop], n=5, n_valid=0)
+
+    learn.fit(1)
+
+    table, raw = learn.recorder.iters_table, learn.recorder.raw_losses
+    assert table.step.tolist() == steps and table.loss.iloc[-1] == pytest.approx(math.fsum(raw[2:4])/2)
+
+
+def test_a_batch_without_step_that_ends_its_epoch():
+    "Its loss is in no step of the next epoch"
+    learn = synth_learner([IterLogger(1, 1), Callback(after_loss=raises(CancelEpochException, nth=3))], n=3, n_valid=0)
+
+    learn.fit(2)
+
+    table, raw = learn.recorder.iters_table, learn.recorder.raw_losses
+    assert table.step.tolist() == [1, 2, 3, 4, 5] and table.loss.tolist()[2:] == pytest.approx(raw[-3:])
 
 
 def test_the_last_line_of_a_fit_by_steps():

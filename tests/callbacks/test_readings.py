@@ -1,5 +1,6 @@
 """What the Recorder has, by name, and numbers that anybody notes beside it."""
 import math
+from threading import Thread
 
 import pytest
 import torch
@@ -228,6 +229,21 @@ def test_a_metric_that_comes_with_a_name_that_is_noted():
 
     assert learn.recorder['found'].max() == 1 and learn.recorder['found_2'].values == [7]
 
+
+def test_another_thread():
+    "A number noted by another thread is kept, at whatever event the fit is"
+    def noting(cb): (thread := Thread(target=cb.learn.note, args=('other', cb.learn.n_step))).start() or thread.join()
+    early = Callback(before_fit=noting, after_batch=noting)
+    early.order = -50
+    learn = synth_learner(early, n=2, n_valid=1)
+
+    learn.fit(1)
+
+    assert learn.recorder['other'].values == [1, 2, 2]  # what came before the fit began for the Recorder is forgotten
+
+def test_a_number_too_large_for_a_float():
+    "The error says which one it is"
+    with pytest.raises(ValueError, match='note: `big`: the value is too large'): synth_learner().note('big', 10**400)
 
 # ---- in files
 

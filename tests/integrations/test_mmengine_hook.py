@@ -5,13 +5,16 @@ from types import ModuleType
 import pytest
 import torch
 
+from learner import all as everything
 from learner.callback import Callback
 from learner.callbacks.checkpoint import Checkpoint
+from learner.callbacks.control import TimeLimit
+from learner.callbacks.switch import SwitchAt
 from learner.callbacks.training import GradientClip
 from learner.events import (CancelBatchException, CancelFitException, CancelTrainException, CancelValidException)
 from learner.integrations.mmengine import as_callback, as_hook, from_sites, sites
-from tests.helpers import Counts, raises, synth_learner
-from tests.mmengine_helpers import Hook
+from tests.helpers import Counts, RegModel, raises, synth_learner
+from tests.mmengine_helpers import Anew, Hook, as_hooks
 from tests.resume_helpers import noisy_learner
 
 known = {e for events in from_sites.values() for e in events}
@@ -132,6 +135,8 @@ def test_cancel_fit_outside_of_training():
 @pytest.mark.parametrize('cb, match', [
     (GradientClip(), '`GradientClip` acts at before_step, which MMEngine'),
     (Callback(after_pred=print, after_epoch=print), 'acts at after_pred, which'),
+    (SwitchAt(1, print), '`SwitchAt` works on a Learner alone'),
+    (type('Mine', (TimeLimit,), {})('1h'), '`Mine` works on'),
     (torch.optim.SGD, 'is no Callback')])
 def test_what_cannot_run_there(cb, match):
     "Callbacks of events without a site, and what is none, are refused"
@@ -145,11 +150,49 @@ def test_a_callback_of_a_learner():
     with pytest.raises(ValueError, match='is part of a Learner: remove it there first'): as_hook(cb)
 
 
+def test_one_that_has_been_in_a_run():
+    "When the run is over, also by an error, it can be in another one; after its end in a Learner too"
+    cb, stop = Counts(), Callback(after_epoch=raises(KeyError))
+    with pytest.raises(KeyError): synth_learner(cbs=[as_callback(as_hook(cb)), as_callback(as_hook(stop))]).fit(1)
+
+    for _ in range(2): synth_learner(cbs=as_callback(as_hook(cb))).fit(1)
+    synth_learner(cbs=cb).fit(1)
+
+    assert cb.n == 4*3
+
+
 def test_without_mmengine(monkeypatch):
     "Its package is needed, which the error says"
     monkeypatch.setitem(sys.modules, 'mmengine.hooks', None)
 
     with pytest.raises(ImportError, match='`as_hook` needs `mmengine.hooks`: pip install mmengine'): as_hook(Counts())
+
+
+@pytest.mark.parametrize('name, event', [('xb', 'before_batch'), ('dl', 'before_train'), ('epoch', 'before_fit')])
+def test_what_the_runner_would_not_see(name, event):
+    "A callback that sets a field of the loop, as to change a batch, is told that nothing comes of it"
+    cb = Callback(**{event: lambda cb: setattr(cb.learn, name, None)})
+
+    with pytest.raises(AttributeError, match=f'`learn.{name}` is set at `{event}`, which MMEngine'):
+        synth_learner(cbs=as_callback(as_hook(cb))).fit(1)
+
+
+@pytest.mark.parametrize('name', sorted(k for k, v in vars(everything).items()
+                                        if isinstance(v, type) and issubclass(v, Callback)))
+@pytest.mark.filterwarnings('ignore:.*(no accelerator|Profiler)')
+def test_each_callback_of_the_package(name, tmp_path):
+    "Each is refused at once, or works in a fit"
+    class Model(RegModel):
+        def reset(self): pass
+    if name not in as_hooks:
+        cls = type(name, (vars(everything)[name],), dict(__repr__=lambda cb: name))
+        with pytest.raises(TypeError, match=f'as_hook: `{name}`'): as_hook(object.__new__(cls))
+        return
+
+    learn = synth_learner(model=Model(), cbs=as_callback(as_hook(as_hooks[name]())), path=tmp_path)
+    learn.fit(2)
+
+    assert len(learn.recorder.values) == 2
 
 
 def test_unknown_things():
@@ -189,8 +232,33 @@ def test_state_is_in_checkpoints(tmp_path):
     assert (run(1), run(2, resume=True)) == (7, 14)  # batches of training and validation
 
 
+def test_one_that_begins_anew(tmp_path):
+    "It has what was loaded after its `before_fit`, as in a Learner"
+    def run(n, wrap, **kwargs):
+        cb = Anew()
+        noisy_learner(tmp_path/wrap.__name__).fit(n, 1e-2, cbs=[wrap(cb), Checkpoint('5it')], **kwargs)
+        return cb.n
+    def hook(cb): return as_callback(as_hook(cb))
+    def own(cb): return cb
+
+    found = [(run(1, wrap), run(3, wrap, resume=True)) for wrap in (hook, own)]
+
+    assert found == [(5, 15)]*2
+
+
+def test_two_of_a_class(tmp_path):
+    "Each has its own state back"
+    def run(n, **kwargs):
+        cbs = Anew(), Anew(100)
+        noisy_learner(tmp_path).fit(n, 1e-2, cbs=[*(as_callback(as_hook(cb)) for cb in cbs), Checkpoint('5it')],
+                                    **kwargs)
+        return [cb.n for cb in cbs]
+
+    assert (run(1), run(2, resume=True)) == ([5, 500], [10, 1000])
+
+
 def test_sites_of_the_hook():
     "It says which sites it acts at, and those are MMEngine's"
     stages = as_hook(Counts()).get_triggered_stages()
 
-    assert {*from_sites} < {*stages} < {*sites}
+    assert {*from_sites} < {*stages} <= {*sites}

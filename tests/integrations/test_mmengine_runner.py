@@ -1,5 +1,7 @@
 """What MMEngine's hooks find of a runner in a Learner, and what they can do with it."""
+import copy
 import os
+import pickle
 
 import pytest
 import torch
@@ -171,6 +173,18 @@ def test_predictions_and_lr_find_call_no_hook():
     learn.lr_find(show_plot=False)
 
     assert hook.seen == []
+
+
+@pytest.mark.parametrize('again', [copy.copy, copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+def test_a_loader_that_a_hook_keeps(again):
+    "It can be copied and pickled, and is then another view of a loader"
+    class Keeps(Hook):
+        def before_train(self, runner): self.loader = runner.train_dataloader
+    synth_learner(n=3, cbs=as_callback(hook := Keeps())).fit(1)
+
+    new = again(hook.loader)
+
+    assert type(new) is type(hook.loader) and len(new) == len([*new]) == 3
 
 
 @pytest.mark.parametrize('priority', ['HIGHEST', 'NORMAL', 'LOWEST'])

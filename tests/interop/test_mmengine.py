@@ -12,7 +12,7 @@ from learner.callbacks.checkpoint import Checkpoint
 from learner.events import CancelFitException
 from learner.integrations.mmengine import as_callback, as_hook, from_sites, priority_order, sites
 from tests.helpers import Counts, synth_learner
-from tests.mmengine_helpers import Mosaic
+from tests.mmengine_helpers import Anew, Mosaic, as_hooks
 from tests.resume_helpers import AskAt, noisy_learner, record
 
 with warnings.catch_warnings():
@@ -256,6 +256,50 @@ def test_state_of_a_callback_in_a_runner(tmp_path, monkeypatch):
     run.train()
 
     assert (first.n, second.n) == (6, 3 + 5)  # the checkpoint is made before the second validation
+
+
+@pytest.mark.parametrize('by_epoch', [True, False])
+def test_states_of_callbacks_that_begin_anew(tmp_path, monkeypatch, by_epoch):
+    "Two of a class go on each with its own, though they begin anew with the fit, and in a loop by iterations its epoch"
+    monkeypatch.setenv('TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD', '1')
+    class AnewInEpoch(Anew):
+        def before_epoch(self): self.n = self.n*by_epoch
+    def go(n, resume=False):
+        cbs = AnewInEpoch(), AnewInEpoch(100)
+        kwargs = dict(max_epochs=n) if by_epoch else dict(max_iters=2*n, val_interval=2)
+        every = dict(type='CheckpointHook', interval=1 if by_epoch else 2, by_epoch=by_epoch)
+        run = runner(tmp_path, [as_hook(cb) for cb in cbs], by_epoch, **kwargs)
+        run.register_default_hooks(dict(checkpoint=every))
+        run._resume = resume
+        run.train()
+        return [cb.n for cb in cbs]
+
+    assert (go(1), go(3, True)) == ([2, 200], [6, 600])
+
+
+def test_a_callback_in_one_run_after_another(tmp_path):
+    "It is let go of at the end of a run; an evaluation that a callback begins within one is part of it"
+    seen = []
+    class Evaluates(Callback):
+        def before_epoch(self):
+            self.learn.runner.val_loop.run()
+            seen.append((self.training, self.learn.stage))
+    cb = Evaluates()
+
+    for i in range(2): runner(tmp_path/str(i), [as_hook(cb)], max_epochs=1).train()
+
+    assert seen == [(True, 'train')]*2 and cb.learn is None
+
+
+@pytest.mark.parametrize('name', as_hooks)
+def test_callbacks_of_the_package_in_a_runner(name, tmp_path, monkeypatch):
+    "Those that are no Learner's alone work"
+    monkeypatch.setattr(Model, 'reset', lambda self: None, raising=False)
+
+    run = runner(tmp_path, [as_hook(as_hooks[name]())], max_epochs=2)
+    run.train()
+
+    assert run.iter == 4
 
 
 def test_hook_of_a_callback_is_one_of_mmengines():
