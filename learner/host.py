@@ -71,7 +71,7 @@ class Host(LoopState):
     going_on: bool = False                   # does the present fit go on from there?
     _left: Any = None                        # where `fit_iters` has left the training data, for the next call
     _stop: Any                               # the StopFlag, which takes requests at any time
-    _trained: Any = None                     # the snapshot made before this epoch's validation
+    _trained: Any = None                     # the snapshot made before the present validation, or this epoch's
     _handlers: dict[str, tuple] = {}         # (callback, function) pairs by event, in order
     _scope: Any = None                       # innermost open scope: [name, the one around it, its cleanups]
     _at_work: Any = None                     # (callback, event, what was at work before) of the running handler

@@ -154,13 +154,13 @@ class Learner(Host):
     def _do_fit(self):
         self.paused = None
         for epoch in takewhile(lambda i: i < self.n_epoch, count(self.epoch)):  # a callback may set `n_epoch`
-            self.epoch, self.trained = epoch, False
+            self.epoch, self.trained, self._trained = epoch, False, None
             self._with_events(self._do_epoch, 'epoch', CancelEpochException)
             self._rest()
 
     def _do_epoch(self):
         if not self.trained: self._do_epoch_train()
-        self.trained = True
+        self.trained, self._trained = True, None
         self._rest()
         self._trained = snapshot(self)
         self._do_epoch_validate()

@@ -196,7 +196,7 @@ class Pause:
     rates: dict[str, Any]    # `lr` and `wd` as the fit got them
     n_epoch: int
     n_steps: int|None
-    new_rates: bool = False  # is it to go on with those that the next fit gets?
+    new_rates: tuple = ()    # which of them are to be those that the next fit gets
     left: Any = None         # what people may change between fits, as the fit has left it
 
     def __repr__(self) -> str:
@@ -207,7 +207,7 @@ class Pause:
     def update(self, learn):
         "Take in what has been changed since, so that it is not undone"
         (lr, hypers, frozen), (old_lr, old_hypers, old_frozen) = changeable(learn), self.left
-        if lr != old_lr and self.rates['lr'] is None: self.new_rates = True
+        if lr != old_lr and self.rates['lr'] is None: self.new_rates = (*self.new_rates, 'lr')
         if frozen != old_frozen: self.state |= dict(frozen=frozen, frozen_idx=learn.opt.frozen_idx)
         if len(hypers) == len(old_hypers): self.state['hypers'] = [
             {**then, **{k: v for k, v in now.items() if old.get(k) != v}}

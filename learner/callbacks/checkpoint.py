@@ -170,11 +170,11 @@ class Checkpoint(Callback):
             return made_now()
 
     def _save_after_error(self):
-        if self.learn.trained and self.learn._trained:
+        if self.learn._trained:
             self._save(shot=self.learn._trained)
             if self.saved == self.learn.n_step: say(
-                f"Checkpoint: training was over when the error came, after step {self.saved}, and is saved: `fit(…, "
-                "resume=True)` goes on with the validation")
+                f"Checkpoint: all is saved as it was before the validation, after step {self.saved}: `fit(…, "
+                "resume=True)` goes on with that")
         elif self._written('error', '.pth', lambda path: self.learn.save(path.absolute(), with_opt=True)): say(
             f"Checkpoint: weights and optimizer as they were at the error are in `{self._file('error', '.pth')}`, for "
             "`learn.load`; `fit(…, resume=True)` goes on from the last checkpoint")

@@ -40,7 +40,6 @@ class Resuming(Callback):
     ended: int|None = None  # the last epoch of a fit that was over
     over: Any = None  # the state at its end
     other_epochs = False  # does an epoch have another number of batches?
-    renewed: Any = ('lr', 'wd')  # what `new_rates` are; of this process nobody knows which
     n_step_before: Any = None  # value of `learn.n_step` before that of the state was set
 
     def __init__(self,
@@ -48,7 +47,7 @@ class Resuming(Callback):
         source: str,                 # where it is from, for messages
         allow: Any = (),             # what may differ
         paused: Pause|None = None,   # it is of this process
-        new_rates: bool = False,     # has the fit got others, which are to be used?
+        new_rates: Any = (),         # which of 'lr' and 'wd' are to be those of this fit; found out for a file
     ):
         self.source, self.allow, self.paused, self.new_rates = source, allow, paused, new_rates
         self.data: Any = state
@@ -83,8 +82,7 @@ class Resuming(Callback):
         for k, name in dict(lr='learning rate', wd='weight decay').items():
             if (old := self.data['rates'][k]) != (new := rates_of(learn)[k]):
                 found[k] = f"it trained with the {name} {old}, and this fit is to with {new}"
-        self.renewed = [k for k in self.renewed if k in found]
-        self.new_rates = bool(self.renewed)
+                self.new_rates = (*self.new_rates, k)
         here, saved = keyed(learn), self.data['callbacks']
         gone = [k for k in saved if k not in here and not k.startswith('checkpoint')]  # who saves decides nothing
         new = [k for k, cb in here.items() if k not in saved and isinstance(cb, Scheduler)]
@@ -97,9 +95,9 @@ class Resuming(Callback):
     def _put_back(self):
         if self.paused: restore_snapshot(self.learn, self.data)
         else: put_back(self.learn, self.data, self.allow)
-        if self.new_rates: set_rates(self.learn, None if 'lr' in self.renewed else [h['lr'] for h in self.opt.hypers])
+        if self.new_rates: set_rates(self.learn, None if 'lr' in self.new_rates else [h['lr'] for h in self.opt.hypers])
         for cb in self.learn.ordered:
-            if isinstance(cb, Scheduler): cb.gone_on(self.renewed if self.new_rates else ())
+            if isinstance(cb, Scheduler): cb.gone_on(self.new_rates)
         for cb in self.learn.cbs if self.other_epochs else ():  # counted by what an epoch has now
             if isinstance(cb, ParamScheduler): cb.first, cb.acted_at = self.learn.n_step-cb._steps_done(), -1
         if self.learn.epoch == self.n_epoch: self.ended = self.data['counters']['epoch']  # nothing is left to do
@@ -196,7 +194,7 @@ def _paused(learn):
 def _go_on(learn, paused, *cbs, lr=None, wd=None):
     old = [cb for cb in paused.cbs if cb.learn is None and not isinstance(cb, (Resuming, Steps))]
     rates = paused.rates | {k: v for k, v in dict(lr=lr, wd=wd).items() if v is not None}
-    paused.new_rates = lr is not None or wd is not None
+    paused.new_rates = tuple(k for k, v in dict(lr=lr, wd=wd).items() if v is not None)
     learn.fit(paused.n_epoch, rates['lr'], rates['wd'], [*old, *cbs], n_steps=paused.n_steps, resume=paused)
 
 

@@ -14,6 +14,7 @@ from ..callback import Callback
 from ..events import CancelFitException, CancelValidException, declare_event
 from ..every import Every
 from ..loader import Loader
+from ..state import snapshot
 from ..utils import check_number, replacing
 from .control import ShortEpochCallback
 from .series import contents
@@ -159,7 +160,9 @@ class ValidateEvery(WithoutValidation):
 
     def _validate(self):  # False: given up
         learn, tests = self.learn, EvalPass(self.n_batches)
+        learn._trained = snapshot(learn)  # if there is an error, it is what can be gone on with
         with replacing(learn.dls, valid_sets=self._sets()): found = learn.validate(cbs=tests)
+        learn._trained = None
         if tests.given_up: return False
         self.due, self.seen = False, learn.n_step
         self._add_row(dict(zip(found.names, found)))

@@ -50,13 +50,8 @@ class _Evaluation(NamedTuple):
     "One that a hook has seen begin"
     outer: Any      # the scope around it
     mode: str       # 'val', 'test'; '': the hook is told nothing of it
-    own: Any        # the hook's attributes, to be put back; None: what it sets stays
-
-
-def _chain(scope):  # a scope, and those around it
-    while scope:
-        yield scope
-        scope = scope[1]
+    own: Any        # the hook's attributes before a guest's, one within a fit; else None
+    handled: Any    # the exception that was being handled when it began
 
 
 class HookOfMMEngine(Callback):
@@ -79,6 +74,8 @@ class HookOfMMEngine(Callback):
     set_over = True       # has the present validation set come to its end?
     swaps = False         # did its hook change weights for the present evaluation?
     own: Any = None       # the hook's attributes before a rehearsal
+    hypers: Any = ()      # the optimizer's before the fit
+    changed: Any = ()     # what the hook has made of them in an evaluation of ValidateEvery's
 
     def __init__(self,
         hook: Any,                    # as `as_callback` takes it
@@ -147,18 +144,18 @@ class HookOfMMEngine(Callback):
 
     def before_fit(self):
         runner, paused = self.runner, self.learn.paused if self.learn.going_on else None
+        self.opened.clear()
         vars(runner).update({k: v for k, v in self.given.items() if k != 'param_schedulers'})
         averages = any(c.__name__ == 'EMAHook' for c in type(self.hook).__mro__)
         if averages and (others := [cb for cb in self.learn.cbs if isinstance(cb, WeightAverage)]): raise ValueError(
             f"{self} and {others[0]} both put averages into the model for evaluations: leave one out")
         if not self._in_fit(): return self._before_evaluation()
-        if self.learn.rehearsing: self.own = dict(self._attributes())
+        if self.learn.rehearsing: self.own = dict(self._attributes()), runner.held() if self._is_first() else None
         self.goes_on = paused.state['place'] if paused else ''
         if paused and self.begun: return
         if self._is_first(): runner.begin()
         if 'param_schedulers' in self.given: self._make_schedulers(self.given['param_schedulers'])
         self.trains = self.in_epoch = False
-        self.opened.clear()
         self._attributes()['_begun'] = True
         self.fire_site('before_run')
 
@@ -230,7 +227,9 @@ class HookOfMMEngine(Callback):
         ended = self.runner.by_iter or where == {'fit'} and self.epoch+1 < self.n_epoch
         if ended and learn.agree(self.runner.train_loop.stop_training): raise CancelFitException
 
-    def after_row(self):  # an evaluation of ValidateEvery's is over
+    def after_row(self):  # an evaluation of ValidateEvery's is over, which has put the optimizer's back
+        changed, self.changed = self.changed, ()
+        for h, new in zip(self.opt.hypers, changed): h.update(new)
         if self.runner.by_iter and self.learn.agree(self.runner.train_loop.stop_training): raise CancelFitException
 
     def after_fit(self):
@@ -244,24 +243,24 @@ class HookOfMMEngine(Callback):
         if self.opened and self.opened[-1].outer is self.learn._scope: self._close({})
 
     def cleanup_fit(self):
-        own, self.own = self.own, None
+        if self._in_fit() and self.runner.param_schedulers and 'param_schedulers' in self.given:
+            vars(self.opt.opt).pop('step', None)  # MMEngine's schedulers put a counter there
+            for h, old in zip(self.opt.hypers, self.hypers): h.update(old)
+            if not self.learn.paused: self.runner.param_schedulers = None
+        (own, held), self.own = self.own or (None, None), None
         if own is not None: self._put_back(own)
-        if not self._in_fit() or not self.runner.param_schedulers or 'param_schedulers' not in self.given: return
-        vars(self.opt.opt).pop('step', None)  # MMEngine's schedulers put a counter there
-        for h, old in zip(self.opt.hypers, self.hypers): h.update(old)
-        if not self.learn.paused: self.runner.param_schedulers = None
+        if held: self.runner.put_back(held)
 
     # ---- an evaluation
 
     def before_validate(self):
         runner, outer = self.runner, self.learn._scope[1]
         runner.set_values, self.set_over = None, False
-        there = list(_chain(self.learn._scope))
-        self.opened = [o for o in self.opened if any(o.outer is scope for scope in there)]
         if not (self.opened and self.opened[-1].outer is outer):
             mode = '' if self.opened else runner.mode  # within another one the hook has done its part
-            guest = outer[0] == 'frame' and not any(isinstance(cb, EvalPass) for cb in self.learn.cbs)  # within a fit
-            self.opened.append(_Evaluation(outer, mode, dict(self._attributes()) if guest else None))
+            own = dict(self._attributes()) if outer[0] == 'frame' else None
+            self.opened.append(_Evaluation(outer, mode, own, sys.exc_info()[1]))
+            if mode and own is not None and self._is_first(): runner.before_guest = runner.held()
             if mode: self._begin_evaluation(mode)
         if self.opened[-1].mode: self._watch()
 
@@ -284,21 +283,31 @@ class HookOfMMEngine(Callback):
         if not self._is_open(): return
         if self.opened[-1].mode: self.runner.collect()
         *_, last = self.learn.dls.valid_sets or ['']
-        if self.learn.valid_name in ('', last): self._close(dict(self.runner.values), whole=True)
+        if self.learn.valid_name not in ('', last): return
+        whole = not any(cb.given_up for cb in self._passes())
+        self._close(dict(self.runner.values) if whole else {}, whole)
+
+    def _passes(self): return [cb for cb in self.learn.cbs if isinstance(cb, EvalPass)]
 
     def _is_open(self): return bool(self.opened) and self.opened[-1].outer is self.learn._scope[1]
 
     def _close(self, metrics, whole=False):
-        (_, mode, own), self.swaps = self.opened.pop(), False
+        (_, mode, own, _), self.swaps = self.opened.pop(), False
         if not mode: return
+        counts = own is None or whole and self._passes()
+        before = [dict(h) for h in self.opt.hypers] if self.opt else []
         try:
             if whole or f'before_{mode}_epoch' in self.sites: self.fire_site(f'after_{mode}_epoch', metrics=metrics)
             if whole and self._is_last(): self.runner.call_hook(f'after_{mode}')
         finally:
-            if own is not None: self._put_back(own)
+            if not counts: self._put_back(own)
+            if not counts and (self._is_last() or not whole) and self.runner.before_guest:
+                self.runner.put_back(self.runner.before_guest)
+        if counts and own is not None: self.changed = [
+            {k: v for k, v in dict(h).items() if old[k] != v} for h, old in zip(self.opt.hypers, before)]
 
     def cleanup_validate(self):  # it broke off
-        if self._is_open() and (not self.set_over or sys.exc_info()[1] is not None): self._close({})
+        if self._is_open() and (not self.set_over or sys.exc_info()[1] is not self.opened[-1].handled): self._close({})
 
     # ---- files
 

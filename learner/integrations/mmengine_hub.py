@@ -107,6 +107,15 @@ class MessageHub:
             f"message hub: no scalar {key!r}; there are {', '.join(self.log_scalars) or 'none yet'}")
         return self.log_scalars[key]
 
+    def shorten(self,
+        numbers: dict[str, int],  # how many there are to be, by key
+        info: dict[str, Any],     # and all that is set
+    ) -> None:
+        "Forget what has come since it was so"
+        self.log_scalars = {k: v if (n := numbers[k]) == len(v) else HistoryBuffer(v.values[:n], v.counts[:n])
+                            for k, v in self.log_scalars.items() if k in numbers}
+        self.runtime_info = dict(info)
+
     def state_dict(self) -> dict[str, Any]:  # plain values and tensors
         "What checkpoints hold: values as float64 tensors, and of the rest what a file can hold"
         scalars = {k: [torch.tensor(v.values, dtype=torch.float64), torch.tensor(v.counts, dtype=torch.float64)]

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,8 +35,9 @@ sites = ('before_run', 'after_load_checkpoint', 'before_train', 'before_train_ep
 priorities = dict(zip(order_names, (0, 10, 30, 40, 50, 60, 70, 90, 100)))  # MMEngine's numbers of its names
 modes = dict(train='train', valid='val', test='test')  # MMEngine's, by `learn.stage`
 not_here = 'visualizer', 'log_processor', 'val_evaluator', 'test_evaluator', 'train', 'val', 'test', 'resume'
-inner = ('learn', 'at', 'trains', 'n_batches', 'begin', 'callbacks', 'collect', 'checkpoint', 'add_to',
-         'take_from', 'set_values', 'values', 'left_out', 'state_dict', 'load_state_dict')  # no names of MMEngine's
+inner = ('learn', 'at', 'trains', 'n_batches', 'begin', 'callbacks', 'collect', 'checkpoint', 'add_to', 'take_from',
+         'set_values', 'values', 'left_out', 'held', 'put_back', 'before_guest', 'state_dict',
+         'load_state_dict')  # no names of MMEngine's
 
 
 class _Says(logging.Handler):
@@ -107,6 +109,7 @@ class Runner:
         self.n_batches: int|None = None    # of a training phase, as far as known
         self.set_values: dict|None = None  # of the present validation set, whose batches are over
         self.values: dict = {}             # of all sets of the present evaluation so far
+        self.before_guest: dict|None = None  # what it was before a guest's evaluation
         self._resume = False               # is what is loaded with the hooks' parts?
         self.left_out: set[str] = set()    # of checkpoints, since no file can hold it
 
@@ -226,6 +229,22 @@ class Runner:
         if state.get('opt'): found['optimizer'] = state['opt']
         if self.param_schedulers: found['param_schedulers'] = [dict(s.state_dict()) for s in self.param_schedulers]
         return found
+
+    def held(self) -> dict[str, Any]:
+        "All that an evaluation or a rehearsal may change of it"
+        hub = self.message_hub
+        return dict(own={k: v for k, v in vars(self).items() if k != 'before_guest'}, info=dict(hub.runtime_info),
+                    numbers={k: len(v) for k, v in hub.log_scalars.items()}, stop=self.train_loop.stop_training,
+                    schedulers=[deepcopy(dict(s.state_dict())) for s in self.param_schedulers or ()])
+
+    def put_back(self,
+        held: dict[str, Any],  # what `held` gave
+    ) -> None:
+        "Be again what it was then"
+        vars(self).update(held['own'], before_guest=None)
+        self.message_hub.shorten(held['numbers'], held['info'])
+        self.train_loop.stop_training = held['stop']
+        for s, old in zip(self.param_schedulers or (), held['schedulers']): s.load_state_dict(old)
 
     def state_dict(self) -> dict[str, Any]:
         "What goes on with a fit, beside what the hooks keep"

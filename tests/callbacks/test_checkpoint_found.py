@@ -5,6 +5,8 @@ import pytest
 
 from learner.callback import Callback
 from learner.callbacks.checkpoint import Checkpoint, newest
+from learner.callbacks.validate_every import ValidateEvery
+from tests.helpers import raises
 from tests.resume_helpers import noisy_learner, record, uninterrupted
 
 
@@ -86,3 +88,15 @@ def test_nothing_to_go_on_with_is_said(tmp_path, capsys, monkeypatch):
 
     said = capsys.readouterr().out.splitlines()
     assert said[0] == 'no checkpoint yet: the fit starts anew' and 'the fit was over after 5 steps' in said[1]
+
+
+@pytest.mark.parametrize('every,nth', [('1ep', 2), ('1ep', 3), ('2it', 3), ('5it', 2)])
+def test_an_error_in_a_validation_of_validate_every(tmp_path, every, nth):
+    "All is saved as it was before that validation, which comes again when another process goes on"
+    def fit(learn, *cbs, **kwargs):
+        learn.fit(3, 1e-2, cbs=[ValidateEvery(every, first=False), Checkpoint(), *cbs], **kwargs)
+        return record(learn), learn.final_hash
+    expected, stops = fit(noisy_learner(tmp_path/'whole')), raises(ValueError('odd'), nth=nth)
+    with pytest.raises(ValueError, match='odd'): fit(noisy_learner(tmp_path), Callback(before_validate=stops))
+
+    assert fit(noisy_learner(tmp_path), resume=True) == expected

@@ -1,14 +1,16 @@
 """`learn.step(n)`: a fit in pieces, equal to one in a single piece."""
 import multiprocessing
+from functools import partial
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import OneCycleLR
+from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 from learner.callback import Callback
 from learner.callbacks.checkpoint import Checkpoint
 from learner.callbacks.schedule import ParamScheduler
 from learner.callbacks.tracker import EarlyStoppingCallback
+from learner.optim import Adam
 from learner.schedules import SchedCos
 from tests.helpers import Counts, synth_learner
 from tests.resume_helpers import AskAt, noisy_learner, noisy_loaders, record, uninterrupted
@@ -181,3 +183,15 @@ def test_steps_are_saved(tmp_path):
     again.fit(3, 1e-2, cbs=Checkpoint('4it'), resume=True)
 
     assert again.final_hash == uninterrupted(tmp_path, 3).final_hash
+
+
+@pytest.mark.parametrize('sched', [None, partial(StepLR, step_size=1, gamma=.5)], ids=['none', 'StepLR'])
+def test_another_decay_leaves_the_rate(sched):
+    "`step(wd=…)` sets the decay alone: the learning rate stays what it has become"
+    learn = synth_learner(n=4, lr=.1, opt_func=Adam)
+    learn.step(6, n_epoch=3, cbs=sched)
+    if sched is None: learn.opt.set_hyper('lr', .05)
+
+    learn.step(2, wd=.1)
+
+    assert learn.recorder.lrs[-2:] == [.05]*2 and learn.recorder['wd'].values[-2:] == [.1]*2

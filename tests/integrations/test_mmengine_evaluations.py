@@ -10,6 +10,7 @@ from learner.events import CancelEpochException, CancelValidException
 from learner.integrations.mmengine import as_callback
 from tests.helpers import raises, synth_learner
 from tests.mmengine_helpers import EMAHook, Hook, StopHook
+from tests.resume_helpers import AskAt
 
 
 class Plain(Hook):
@@ -158,6 +159,52 @@ def test_evaluations_by_hand_in_a_fit_do_not_count():
     learn.fit_iters(20, cbs=ValidateEvery('2it', first=False))
 
     assert (n_epoch, learn.n_step) == (3, 6)
+
+
+class Lowers(Hook):
+    "A plateau by hand: the third validation lowers the rate, and the hub counts them"
+    def after_val_epoch(self, runner, metrics=None):
+        n = runner.message_hub.get_info('n', 0)+1
+        runner.message_hub.update_info('n', n)
+        runner.message_hub.update_scalar('val/n', n)
+        if n == 3: runner.optim_wrapper.param_groups[0]['lr'] = .01
+
+
+@pytest.mark.parametrize('by_hand', [False, True])
+def test_what_a_validation_makes_of_rates(by_hand):
+    "It counts at the intervals of ValidateEvery as at epochs; one by hand leaves the rate and the hub alone"
+    def looks(cb): return by_hand and cb.training and cb.learn.validate()
+    plain, learn = (synth_learner(n=2, lr=.1, cbs=[as_callback(Lowers()), Callback(after_batch=looks)])
+                    for _ in range(2))
+    plain.fit(4)
+    learn.fit_iters(8, cbs=ValidateEvery('2it', first=False))
+
+    assert plain.recorder.lrs == learn.recorder.lrs == [.1]*6 + [.01]*2
+    assert learn._mmengine.message_hub.get_scalar('val/n').values == [1, 2, 3, 4]
+
+
+def test_a_validation_that_is_given_up():
+    "A stop in the midst of one is no validation for hooks; it comes when the fit goes on"
+    learn = synth_learner(n=4, n_valid=3, cbs=[as_callback(hook := Sees()), AskAt(4)])
+
+    with pytest.raises(KeyboardInterrupt): learn.fit_iters(4, cbs=ValidateEvery('3it', first=False))
+    given_up = hook.seen.pop()
+    learn.resume()
+
+    assert given_up == {} and [*map(len, hook.seen)] == [1, 1]
+    assert [metrics['valid_loss'] for metrics in hook.seen] == [row['valid_loss'] for row in learn.recorder.values]
+
+
+def test_several_sets_where_an_error_is_being_handled():
+    "A fit within an `except` is like any other"
+    dl = synth_learner().dls.valid.dl
+    learn = synth_learner(cbs=as_callback(hook := Sees()))
+    learn.dls = (learn.dls.train.dl, dict(near=dl, far=dl))
+
+    try: raise KeyError
+    except KeyError: learn.fit(1)
+
+    assert [{*metrics} for metrics in hook.seen] == [{'near_valid_loss', 'far_valid_loss'}]
 
 
 def test_a_rehearsal_does_not_count():

@@ -64,6 +64,17 @@ def test_schedulers_and_numbers_go_on(tmp_path, stop, there):
     assert all(map(torch.equal, learn.model.parameters(), whole.model.parameters()))
 
 
+def test_a_rehearsal_before_it_goes_on(tmp_path):
+    "`dry_run` between a stop and `resume` leaves schedulers and numbers as the fit needs them"
+    learn = noisy_learner(tmp_path, cbs=as_callback(Plateau(), param_schedulers=plateau))
+    with pytest.raises(KeyboardInterrupt): learn.fit(6, .1, cbs=AskAt(16))
+
+    learn.dry_run('fit', 1)
+    learn.resume()
+
+    assert told(learn) == ([.1, .1, .1, .05, .05, .025], [1, 2, 3, 4, 5, 6])
+
+
 class StopsAt7(Hook):
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         if runner.iter == 6: runner.train_loop.stop_training = True
