@@ -2,7 +2,7 @@
 import math
 from collections.abc import Iterable
 from numbers import Real
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -106,7 +106,7 @@ class Scalars:
     @classmethod
     def unpack(cls,
         state: dict[str, Tensor],  # what `pack` gave
-    ) -> 'Scalars':
+    ) -> Self:
         "The same values and counts"
         new = cls(state['values'].tolist(), state['counts'].tolist())
         new._packed = dict(state)

@@ -2,8 +2,6 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
 from ..passing import Passing
 from ..plain import to_plain
 from ..scalars import Scalars
@@ -117,17 +115,15 @@ class MessageHub:
         self.runtime_info = dict(info)
 
     def state_dict(self) -> dict[str, Any]:  # plain values and tensors
-        "What checkpoints hold: values as float64 tensors, and of the rest what a file can hold"
-        scalars = {k: [torch.tensor(v.values, dtype=torch.float64), torch.tensor(v.counts, dtype=torch.float64)]
-                   for k, v in self.log_scalars.items() if k not in self.not_kept}
-        return dict(log_scalars=scalars,
+        "What checkpoints hold: the numbers, and of the rest what a file can hold"
+        return dict(log_scalars={k: v.pack() for k, v in self.log_scalars.items() if k not in self.not_kept},
                     runtime_info={k: v for k, v in self.runtime_info.items() if k not in self.not_kept and holds(v)})
 
     def load_state_dict(self,
         state: dict[str, Any],  # what `state_dict` gave
     ) -> None:
         "Go on from there"
-        self.log_scalars = {k: HistoryBuffer(v.tolist(), n.tolist()) for k, (v, n) in state['log_scalars'].items()}
+        self.log_scalars = {k: HistoryBuffer.unpack(v) for k, v in state['log_scalars'].items()}
         self.runtime_info = dict(state['runtime_info'])
 
 
